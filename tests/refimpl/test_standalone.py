@@ -23,7 +23,6 @@ from tests.refimpl.support.parity import parity
 
 nniqat: Any = torch.ao.nn.intrinsic.qat
 FORMS: list[Callable[..., Any]] = [refimpl.convert_to_reference_fx, refimpl.convert_to_reference_decomposed_fx]
-each_form = pytest.mark.parametrize("convert", FORMS, ids=["quantized tensors", "decomposed"])
 
 
 class Inner(nn.Module):
@@ -87,7 +86,7 @@ def net(run: Callable[..., Any] = last) -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.rule("STD-01")
-@each_boundary
+@pytest.mark.parametrize("boundary", ["float", "quantized input", "both"])
 def test_a_standalone_module_at_the_end_is_torchs(boundary: str) -> None:
     assert_parity(net, custom=(lambda: by_class(boundary), lambda: None), converts=(*REFERENCE, "lowered"))
 
@@ -95,11 +94,8 @@ def test_a_standalone_module_at_the_end_is_torchs(boundary: str) -> None:
 @pytest.mark.slow
 @pytest.mark.rule("STD-01")
 @pytest.mark.parametrize("boundary", ["quantized output", "both"])
-@pytest.mark.parametrize("key", ["name", "class"])
-def test_a_standalone_module_in_the_middle_that_returns_integers_is_torchs(boundary: str, key: str) -> None:
+def test_a_standalone_module_in_the_middle_that_returns_integers_is_torchs(boundary: str) -> None:
     def make() -> Any:
-        if key == "class":
-            return by_class(boundary)
         parts = (None, (X,), BOUNDARIES[boundary](), None)
         return TORCHS.PrepareCustomConfig().set_standalone_module_name("inner", *parts)
 
@@ -107,10 +103,12 @@ def test_a_standalone_module_in_the_middle_that_returns_integers_is_torchs(bound
 
 
 @pytest.mark.rule("STD-01")
+@pytest.mark.rule("CVT-07")
 @each_boundary
-def test_it_is_a_leaf_with_observers_and_boundary_of_its_own(boundary: str) -> None:
+def test_it_is_a_leaf_with_observers_and_boundary_of_its_own_and_gives_the_same_in_both_forms(boundary: str) -> None:
+    """In the decomposed form floats cross the boundary: plain integers do not carry their qparams."""
     found = prepared(net(middle), prepare_custom_config=by_class(boundary))
-    reference = refimpl.convert_to_reference_fx(found)
+    reference, decomposed = (convert(found) for convert in FORMS)
     inner: Any = reference.get_submodule("inner")
     assert isinstance(found.get_submodule("inner"), GraphModule) and isinstance(inner, GraphModule)
     takes_integers, returns_integers = boundary in ("quantized input", "both"), boundary in ("quantized output", "both")
@@ -119,22 +117,15 @@ def test_it_is_a_leaf_with_observers_and_boundary_of_its_own(boundary: str) -> N
     assert [value for _, value, _ in spots(found)] == ["x", "a", *([] if returns_integers else ["inner"]), "b"]
     node = next(node for node in reference.graph.nodes if node.target == "inner")
     assert (node.args[0].name.startswith("quantize")) == takes_integers
-    with torch.no_grad():
-        torch.testing.assert_close(reference(X), net(middle)(X), atol=0.1, rtol=0.1)
-
-
-@pytest.mark.rule("STD-01")
-@pytest.mark.rule("CVT-07")
-@each_boundary
-@pytest.mark.parametrize("run", [last, middle])
-def test_both_forms_give_the_same_numbers(run: Callable[..., Any], boundary: str) -> None:
-    """In the decomposed form floats cross the boundary: plain integers do not carry their qparams."""
-    found = prepared(net(run), prepare_custom_config=by_class(boundary))
-    quantized, decomposed = (convert(found) for convert in FORMS)
     assert "quantize_per_tensor" not in calls(decomposed.get_submodule("inner"))
     assert "quantize_per_tensor.default" in calls(decomposed.get_submodule("inner"))
     with torch.no_grad():
-        assert torch.equal(quantized(X).dequantize(), decomposed(X))
+        torch.testing.assert_close(reference(X), net(middle)(X), atol=0.1, rtol=0.1)
+        assert torch.equal(reference(X), decomposed(X))
+    at_the_end = prepared(net(last), prepare_custom_config=by_class(boundary))
+    with torch.no_grad():
+        results = [convert(at_the_end)(X) for convert in FORMS]
+    assert torch.equal(results[0].dequantize(), results[1])
 
 
 @pytest.mark.rule("STD-01")
@@ -170,7 +161,7 @@ def test_name_before_class_and_its_own_mapping_before_the_parents(key: str) -> N
 
 @pytest.mark.rule("STD-01")
 @pytest.mark.rule("QCM-03")
-@pytest.mark.parametrize("boundary", ["none", "quantized input", "both"])
+@pytest.mark.parametrize("boundary", ["none", "both"])
 def test_its_own_mapping_holds_where_the_parents_says_none(boundary: str) -> None:
     """The parent's None is about the module's place in the parent; what is in it is its own mapping's affair."""
     mapping = flows.global_mapping().set_module_name("inner", None)
@@ -193,38 +184,38 @@ def test_the_parents_mapping_does_not_reach_inside() -> None:
     assert {row["node"]: row["dtype config"] for row in refimpl.explain(found).rows()}["a"] == "float"
 
 
-@pytest.mark.slow
 @pytest.mark.rule("STD-01")
-@each_form
 @each_boundary
-def test_called_twice_it_is_one_module_and_torch_cannot(boundary: str, convert: Callable[..., Any]) -> None:
+def test_called_twice_it_is_one_module_and_torch_cannot(boundary: str) -> None:
     def run(net: Any, x: Any) -> Any:
         return net.inner(net.inner(net.a(x))) + x
 
     found = prepared(net(run), prepare_custom_config=by_class(boundary))
-    reference = convert(found)
-    nodes = [node.target for node in reference.graph.nodes if node.op == "call_module"]
-    assert nodes == ["a", "inner", "inner"]
-    with torch.no_grad():
-        torch.testing.assert_close(reference(X), net(run)(X), atol=0.1, rtol=0.1)
-    if boundary == "both" and convert is refimpl.convert_to_reference_fx:
+    for convert in FORMS:
+        reference = convert(found)
+        nodes = [node.target for node in reference.graph.nodes if node.op == "call_module"]
+        assert nodes == ["a", "inner", "inner"]
+        with torch.no_grad():
+            torch.testing.assert_close(reference(X), net(run)(X), atol=0.1, rtol=0.1)
+    if boundary == "both":
         differences = parity(case(lambda: net(run), custom=(lambda: by_class(boundary), lambda: None)))
         assert differences["prepare"].startswith("torch raises TraceError")
 
 
 @pytest.mark.rule("STD-01")
-@each_form
-@each_boundary
-def test_nested_standalone_modules(boundary: str, convert: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("boundary", ["none", "both"])
+def test_nested_standalone_modules(boundary: str) -> None:
     within = BOUNDARIES[boundary]() or TORCHS.PrepareCustomConfig()
     within.set_standalone_module_class(Inner, None, (X,), BOUNDARIES[boundary](), None)
     custom_config = TORCHS.PrepareCustomConfig().set_standalone_module_class(Outer, None, (X,), within, None)
     model = Net(lambda net, x: net.b(net.outer(net.a(x))), outer=Outer()).eval()
-    reference = convert(prepared(model, prepare_custom_config=custom_config))
-    assert isinstance(reference.get_submodule("outer"), GraphModule)
-    assert isinstance(reference.get_submodule("outer.inner"), GraphModule)
-    with torch.no_grad():
-        torch.testing.assert_close(reference(X), model(X), atol=0.1, rtol=0.1)
+    found = prepared(model, prepare_custom_config=custom_config)
+    for convert in FORMS:
+        reference = convert(found)
+        assert isinstance(reference.get_submodule("outer"), GraphModule)
+        assert isinstance(reference.get_submodule("outer.inner"), GraphModule)
+        with torch.no_grad():
+            torch.testing.assert_close(reference(X), model(X), atol=0.1, rtol=0.1)
 
 
 @pytest.mark.slow
