@@ -34,12 +34,17 @@ class Net(nn.Module):
         return torch.sigmoid(y + y)
 
 
-def prepare(side: str, *, is_qat: bool) -> Any:
-    """A calibrated model of one flow, with that flow's own observers or fake quantizes."""
+def place_observers(side: str, *, is_qat: bool) -> Any:
+    """A prepared model of one flow, with that flow's own observers or fake quantizes."""
     flow, names = FLOWS[side]
     mapping = (names.get_default_qat_qconfig_mapping if is_qat else names.get_default_qconfig_mapping)("x86")
     door: Any = flow.prepare_qat_fx if is_qat else flow.prepare_fx
-    prepared = door(Net().train(is_qat), mapping, (BATCH,))
+    return door(Net().train(is_qat), mapping, (BATCH,))
+
+
+def prepare(side: str, *, is_qat: bool) -> Any:
+    """The same, calibrated."""
+    prepared = place_observers(side, is_qat=is_qat)
     for scale in (1, 2):
         prepared(BATCH * scale)
     return prepared
@@ -70,9 +75,7 @@ def test_after_each_switch_as_many_buffers_change_in_either_model(switches: Any)
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
 def test_torchs_state_dict_of_observers_carries_the_calibration(is_qat: bool) -> None:
     calibrated = prepare("refimpl", is_qat=is_qat)
-    door: Any = refimpl.prepare_qat_fx if is_qat else refimpl.prepare_fx
-    names = refimpl.get_default_qat_qconfig_mapping if is_qat else refimpl.get_default_qconfig_mapping
-    fresh = door(Net().train(is_qat), names("x86"), (BATCH,))
+    fresh = place_observers("refimpl", is_qat=is_qat)
     state = TORCH.get_observer_state_dict(calibrated)
     TORCH.load_observer_state_dict(fresh, state)
     loaded = TORCH.get_observer_state_dict(fresh)
@@ -98,8 +101,9 @@ def compare_outputs(prepared: Any, converted: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.rule("CFG-14")
-@pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
-@pytest.mark.parametrize("compare", [compare_weights, compare_outputs], ids=lambda compare: compare.__name__)
+@pytest.mark.parametrize(
+    ("compare", "is_qat"), [(compare_weights, True), (compare_outputs, False)], ids=["weights, qat", "outputs, ptq"]
+)
 def test_the_numeric_suite_finds_the_same_layers(compare: Callable[[Any, Any], Any], is_qat: bool) -> None:
     found = []
     for side, (flow, _) in FLOWS.items():
