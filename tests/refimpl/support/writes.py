@@ -72,13 +72,6 @@ def copied(net: Any, x: Tensor) -> Any:
 
 
 @statement
-def item(net: Any, x: Tensor) -> Any:
-    y = net.conv(x)
-    y[:, 0] = 0
-    return y * 2
-
-
-@statement
 def masked_item(net: Any, x: Tensor) -> Any:
     y = net.conv(x)
     y[x[:, :1].expand(-1, 4, -1, -1) < 0] = 0.5
@@ -140,14 +133,6 @@ def through_views(net: Any, x: Tensor) -> Any:
 
 
 @statement
-def view_read_later(net: Any, x: Tensor) -> Any:
-    y = net.conv(x)
-    view = y[:, 0]
-    y.mul_(2)
-    return view + 1
-
-
-@statement
 def views_beside_each_other(net: Any, x: Tensor) -> Any:
     y = net.conv(x)
     left, right = y[:, :2], y[:, 1:3]
@@ -198,12 +183,6 @@ OUTSIDE: dict[str, Run] = {}
 def outside(body: Run) -> Run:
     OUTSIDE[body.__name__] = body
     return body
-
-
-@outside
-def input_(net: Any, x: Tensor) -> Any:
-    x.mul_(2)
-    return net.conv(x)
 
 
 @outside
