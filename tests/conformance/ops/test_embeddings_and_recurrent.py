@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -12,50 +11,11 @@ from torch import nn
 from torch.fx import Tracer
 
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, draw_table
-from conformance.ops.variants import Fixed
-from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
-from tests.conformance.support.samples_budget import MOST_VARIANTS
+from tests.conformance.support.dynamic_flows import model_of
 
 ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
 
 
-def signature(op: Any) -> set[str]:
-    """The arguments of a constructor and of a call, beside the first tensor."""
-    if op in (nn.LSTM, nn.GRU):  # which take what their base takes, but for its mode; a GRU has no projections
-        names = set(inspect.signature(nn.RNNBase).parameters) - {"mode"} | {"hx"}
-        return names - ({"proj_size"} if op is nn.GRU else set())
-    names = set(inspect.signature(op).parameters)
-    if isinstance(op, type):
-        names |= set(inspect.signature(vars(op)["forward"]).parameters) - {"self", "input"}
-    return names
-
-
-@ops
-def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
-    missing = signature(op) - set(OP_SAMPLES[op].arguments)
-    assert len(signature(op)) >= 5
-    assert not missing, f"{op.__name__}: vary {missing} or say why not"
-
-
-@pytest.mark.slow
-@ops
-def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
-    samples = OP_SAMPLES[op]
-    variants = list(samples.variants())
-    assert len(variants) <= MOST_VARIANTS
-    for name, values in samples.arguments.items():
-        if not isinstance(values, Fixed):
-            assert {str(v) for v in values} <= {str(arguments[name]) for _, arguments in variants}, name
-    for _, arguments in variants:
-        torch.manual_seed(0)
-        drawn = [flat(model_of(op, arguments)(*inputs_of(op, arguments))) for _ in range(3)]  # a relu's may be zero
-        results = [result for each in drawn for result in each]
-        assert all(bool(torch.isfinite(result).all()) for result in results)
-        if 0 not in arguments.get("shape", ()):
-            assert any(bool((result != 0).any()) for result in results), arguments
-
-
-@pytest.mark.slow
 @ops
 def test_a_model_holds_its_op_once_and_nothing_else(op: Any) -> None:
     for _, arguments in OP_SAMPLES[op].variants():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from backends.native_tables import native_config
 from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
 from conformance.ops.op_model import MODEL_OF
-from conformance.ops.variants import Fixed
 from conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
 from refimpl import (
     FakeQuantize,
@@ -25,18 +23,6 @@ from refimpl import (
     QConfig,
 )
 from refimpl.patterns import is_chain, leaves
-from tests.conformance.support.samples_budget import MOST_VARIANTS
-
-ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
-
-
-def signature(op: Any) -> set[str]:
-    """The arguments of a module's constructor and call, or of all forms of a function that take tensors alone."""
-    if isinstance(op, type):
-        called = set(inspect.signature(vars(op)["forward"]).parameters) - {"self", "input"}
-        return called | set(inspect.signature(op).parameters)
-    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{op.__name__}")
-    return {argument.name for schema in schemas for argument in schema.arguments} - {"out"}
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
@@ -46,43 +32,6 @@ def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
     with torch.no_grad():
         found: Tensor = MODEL_OF[len(inputs)]([samples.step(op, arguments)])(*inputs)
     return found
-
-
-@ops
-def test_no_argument_of_the_signature_is_missing(op: Any) -> None:
-    missing = signature(op) - set(OP_SAMPLES[op].arguments)
-    assert len(signature(op)) >= 3
-    assert not missing, f"{op.__name__}: vary {missing} or say why not"
-
-
-@pytest.mark.slow
-@ops
-def test_every_value_is_in_a_variant_and_every_variant_runs(op: Any) -> None:
-    samples = OP_SAMPLES[op]
-    variants = list(samples.variants())
-    assert len(variants) <= MOST_VARIANTS
-    for name, values in samples.arguments.items():
-        if not isinstance(values, Fixed):
-            assert [v for v in values if not any(arguments[name] == v for _, arguments in variants)] == []
-    for varied, arguments in variants:
-        result = ran(op, arguments)
-        axis = -1 if op in (nn.Linear, F.linear) else 0 if arguments["_unbatched"] else 1
-        assert result.shape[axis] == count_out_channels(arguments), varied
-        assert result.numel() > 0
-        assert bool(result.isfinite().all())
-        assert bool((result != 0).any())
-
-
-@ops
-def test_variants_differ_in_what_they_compute(op: Any) -> None:
-    """An argument that is read nowhere would give the base's result again; how it is passed does not matter."""
-    samples = OP_SAMPLES[op]
-    base = ran(op, samples.base())
-    for varied, arguments in samples.variants():
-        if varied in (("_positional",), ("_unbatched",), ("padding",)) or not varied:
-            continue
-        result = ran(op, arguments)
-        assert result.shape != base.shape or not torch.equal(result, base), varied
 
 
 def test_what_is_rarely_quantized_stands_apart() -> None:
@@ -97,12 +46,12 @@ def test_what_is_rarely_quantized_stands_apart() -> None:
                 assert len(varied) == 1
 
 
-@pytest.mark.slow
 def test_positional_and_named_options_mean_the_same() -> None:
     for op in (F.conv2d, F.conv_transpose2d):
-        for _, arguments in OP_SAMPLES[op].variants():
-            positional, named = ({**arguments, "_positional": flag} for flag in (True, False))
-            assert torch.equal(ran(op, positional), ran(op, named))
+        positional = [arguments for _, arguments in OP_SAMPLES[op].variants() if arguments["_positional"]]
+        assert len(positional) > 5
+        for arguments in positional:
+            assert torch.equal(ran(op, arguments), ran(op, {**arguments, "_positional": False}))
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------
@@ -236,20 +185,11 @@ def test_every_op_after_a_weighted_one_is_a_follower() -> None:
         assert set(members[1:]) <= {*FOLLOWERS, torch.add}
 
 
-@pytest.mark.parametrize("kind", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-def test_a_batch_norm_that_follows_is_none_that_can_be_left_out(kind: Any) -> None:
+def test_a_batch_norm_that_follows_is_none_that_can_be_left_out() -> None:
     torch.manual_seed(0)
-    norm: Any = FOLLOWERS[kind](6).op
-    assert norm.eps != kind(6).eps
+    norm: Any = FOLLOWERS[nn.BatchNorm2d](6).op
+    assert norm.eps != nn.BatchNorm2d(6).eps
     assert (norm.weight > 0).tolist() == [True, False] * 3
     assert bool((norm.running_var != 1).all())
     assert bool((norm.running_mean != 0).all())
     assert bool((norm.bias != 0).all())
-
-
-def test_slopes_are_not_the_default() -> None:
-    x = torch.tensor([-1.0, 1.0])
-    module: Any = FOLLOWERS[nn.LeakyReLU](1).op
-    step = FOLLOWERS[F.leaky_relu](1)
-    assert callable(step.op)
-    assert module(x).tolist() == step.op(x, **dict(step.keywords)).tolist() == [-0.3125, 1.0]

@@ -12,8 +12,8 @@ from torch.fx import GraphModule
 from backends.base import Capabilities
 from backends.native_tables import native_config
 from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.ops.op_model import MODEL_OF, Input, Role
+from conformance.ops.table import OP_SAMPLES
 from conformance.oracle.exact import Exact
 from refimpl import (
     MinMaxObserver,
