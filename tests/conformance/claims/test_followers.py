@@ -29,7 +29,7 @@ from tests.conformance.support.planning import claims_of, planned
 
 PLAIN = DTypeConfig(torch.quint8, torch.quint8)
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
-ROOTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, F.linear, torch.conv2d, operator.add, torch.mul)
+ROOTS = (nn.Conv1d, nn.Conv3d, nn.Linear, F.linear, torch.conv2d, operator.add, torch.mul)
 ASKED = (
     nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid,
     torch.sigmoid, "sigmoid", nn.SiLU, F.silu, nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, torch.clamp, "clamp",
@@ -54,8 +54,11 @@ def claim_of(*ops: Any) -> Claim:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("follower", ASKED, ids=leaf_name)
-@pytest.mark.parametrize("root", ROOTS, ids=leaf_name)
+@pytest.mark.parametrize(
+    ("root", "follower"),
+    [*((nn.Conv2d, follower) for follower in ASKED), *((root, nn.PReLU) for root in ROOTS)],
+    ids=leaf_name,
+)
 def test_it_is_built_after_every_root_and_runs(root: Any, follower: Any) -> None:
     cases = planned(claim_of(root, follower), 8)
     for case in cases:
@@ -151,13 +154,13 @@ class Everything(ReportingReference):
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-04")
-@pytest.mark.parametrize("follower", [op for op in FOLLOWERS if op in BENDING], ids=leaf_name)
+@pytest.mark.parametrize("follower", [op for op in FOLLOWERS if op in BENDING and isinstance(op, type)], ids=leaf_name)
 def test_the_reference_model_is_verified_in_all_regimes(follower: Any) -> None:
-    roots = (nn.Conv2d, nn.Linear, torch.conv2d, operator.add)
+    roots = (nn.Linear, torch.conv2d, operator.add)
     alone = [entry_of(nn.Conv2d), entry_of(nn.Linear)]
     bench = Bench(Everything(*(entry_of(root, follower) for root in roots), *alone), seed=0, profile="quick")
     claims = [claim for claim in enumerate_claims(bench.config, bench.capabilities) if "+" in claim.pattern]
-    assert len(claims) == 5, "a sum has a second flow"
+    assert len(claims) == 4, "a sum has a second flow"
     for claim in claims:
         checks = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
         bad = [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED]

@@ -27,7 +27,6 @@ from refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
 
 each_backend = pytest.mark.parametrize("name", TABLES)
-U8 = DTypeConfig(torch.quint8, torch.quint8)
 
 
 def one_claim_per_pattern() -> list[Claim]:

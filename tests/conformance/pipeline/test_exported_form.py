@@ -13,7 +13,11 @@ from torch.fx import symbolic_trace
 
 from backends.base import UnsupportedPattern
 from backends.lowering import lower_reference
-from tests.conformance.support.fake_backends.programs import Runs
+from conformance.claims.claim import enumerate_claims
+from conformance.pipeline.claim_run import run_claim
+from conformance.stages.bench import Bench
+from reports.schema import Check
+from tests.conformance.support.fake_backends.programs import Dynamic, Runs, Static
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
 from tests.support.warm_python import run_python
 
@@ -30,27 +34,15 @@ def verdicts(ran: Ran) -> dict[str, set[str]]:
     return found
 
 
-def check(ran: Ran, stage: str, verdict: str) -> Any:
-    """The first check of a stage with a verdict."""
-    return next(
-        row for row in ran.rows if row["kind"] == "check" and (row["stage"], row["verdict"]) == (stage, verdict)
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.rule("CVT-07")
-def test_a_backend_that_runs_the_program_is_verified(tmp_path: Path) -> None:
-    ran = run(tmp_path, "programs:Runs", *CLAIMS)
-    assert verdicts(ran) == {pattern: {"VERIFIED"} for pattern in (ADD, *OTHERS)}, ran.said
-    assert ran.status == 0 and ran.results.header.representation == "EXPORTED"
-
-
-@pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_a_backend_that_computes_another_op_is_refuted_with_a_script_that_shows_it(tmp_path: Path) -> None:
     ran = run(tmp_path, "programs:Subtracts", *CLAIMS)
     assert verdicts(ran) == {ADD: {"REFUTED"}} | {pattern: {"VERIFIED"} for pattern in OTHERS}, ran.said
-    assert check(ran, "numerics", "REFUTED")["rule"] == "NUM-03"
+    assert ran.results.header.representation == "EXPORTED"
+    refuted = [row for row in ran.rows if row["kind"] == "check" and row["verdict"] == "REFUTED"]
+    assert {(row["stage"], row["rule"]) for row in refuted} == {("numerics", "NUM-03")}
     script = next((ran.folder / "scripts").glob("*.py"))
     assert "lowered = lower_reference(backend, torch.fx.GraphModule(" in script.read_text()
     for variables, said in (({}, "AssertionError: at "), ({"FAKE_FIXED": "1"}, "")):
@@ -61,12 +53,13 @@ def test_a_backend_that_computes_another_op_is_refuted_with_a_script_that_shows_
 
 @pytest.mark.slow
 @pytest.mark.rule("LOW-01")
-def test_the_batch_is_dynamic_unless_the_backend_says_otherwise(tmp_path: Path) -> None:
-    claims = f"--claim={ADD}/*"
-    assert verdicts(run(tmp_path, "programs:Static", claims)) == {ADD: {"VERIFIED"}}
-    ran = run(tmp_path, "programs:Dynamic", claims)
-    assert verdicts(ran) == {ADD: {"REFUTED"}}
-    assert "lower raised AssertionError: a dynamic size" in check(ran, "lower", "REFUTED")["message"]
+@pytest.mark.parametrize("kind", [Static, Dynamic])
+def test_the_batch_is_dynamic_unless_the_backend_says_otherwise(kind: type[Static]) -> None:
+    bench = Bench(kind(), seed=0, profile="quick")
+    claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern == ADD)
+    failed = [each for each in run_claim(bench, claim) if isinstance(each, Check) and each.outcome == "fail"]
+    assert [each.stage for each in failed] == ([] if kind is Static else ["lower"])
+    assert all("lower raised AssertionError: a dynamic size" in each.message for each in failed)
 
 
 @pytest.mark.rule("LOW-01")

@@ -89,12 +89,17 @@ def test_scales_reach_from_2_to_the_minus_12_to_2_to_the_4() -> None:
     assert wide == pytest.approx(16, rel=1e-6)
 
 
-TIED = ("nn.Linear", "nn.Conv2d", "nn.ConvTranspose2d", "nni.ConvReLU2d", "operator.add", "operator.mul")
-
-
 @pytest.mark.rule("NUM-06")
-@pytest.mark.parametrize("dtype", ("static:in=quint8", "static:in=qint8"))
-@pytest.mark.parametrize("pattern", TIED)
+@pytest.mark.parametrize(
+    ("pattern", "dtype"),
+    (
+        ("nn.Linear", "static:in=quint8"),
+        ("nn.ConvTranspose2d", "static:in=quint8"),
+        ("nni.ConvReLU2d", "static:in=qint8"),
+        ("operator.add", "static:in=quint8"),
+        ("operator.mul", "static:in=qint8"),
+    ),
+)
 def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: str, dtype: str) -> None:
     claim = claim_on(pattern, dtype=dtype)
     grids = grids_of(claim, "ties")

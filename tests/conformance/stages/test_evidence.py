@@ -30,6 +30,7 @@ from tests.mutants.reference_kernels import Edited, SmallReference
 WEIGHTED = [
     claim for claim in small_claims().values() if claim.scheme != "no_weight" and "static" in claim.dtype_config
 ]
+OF_EACH_PATTERN = list({claim.pattern: claim for claim in reversed(WEIGHTED)}.values())
 NOT_TOLD, TOLD = Reports(told=0, of=8), Reports(told=8, of=8)
 
 
@@ -71,7 +72,7 @@ def outcome(bench: Bench, claim: Claim) -> tuple[dict[str, Check], Trace]:
 
 @pytest.mark.slow
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize("claim", WEIGHTED, ids=lambda claim: claim.id)
+@pytest.mark.parametrize("claim", OF_EACH_PATTERN, ids=lambda claim: claim.id)
 def test_integer_kernels_that_report_nothing_are_shown_by_their_long_sums(claim: Claim) -> None:
     evidence = gather_evidence(bench_of(SilentIntegers()), claim, NOT_TOLD)
     assert evidence.kind == "numbers" and evidence.problem is None, evidence.text
@@ -79,10 +80,7 @@ def test_integer_kernels_that_report_nothing_are_shown_by_their_long_sums(claim:
 
 
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize("pattern", [
-    "nn.Linear", "nn.Linear+nn.ReLU", "nni.LinearReLU", "F.linear", "nn.Conv1d", "nn.Conv2d", "torch.conv2d",
-    "nn.Conv2d+nn.BatchNorm2d", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "nni.ConvReLU2d", "nn.ConvTranspose2d",
-])  # fmt: skip
+@pytest.mark.parametrize("pattern", ["F.linear", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "nn.ConvTranspose2d"])
 def test_float_kernels_are_not_shown_whatever_the_pattern(pattern: str) -> None:
     evidence = gather_evidence(bench_of(SilentFloats()), reference_claim(pattern), NOT_TOLD)
     assert evidence.kind == "none" and evidence.problem is None
@@ -90,12 +88,12 @@ def test_float_kernels_are_not_shown_whatever_the_pattern(pattern: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["nniqat.ConvBnReLU2d", "nnqat.Linear", "nni.ConvBnReLU2d"])
-def test_patterns_of_training_keep_their_long_sums(pattern: str) -> None:
+def test_patterns_of_training_keep_their_long_sums() -> None:
     """The step of training changes neither weights nor a norm's statistics: in float64 the sums are still exact."""
     backend = SilentFloats()
     claims = enumerate_claims(backend.backend_config(), backend.capabilities())
-    claim = next(c for c in claims if c.pattern == pattern and c.flow == "qat" and "static" in c.dtype_config)
+    trained = [c for c in claims if (c.pattern, c.flow) == ("nniqat.ConvBnReLU2d", "qat")]
+    claim = next(c for c in trained if "static" in c.dtype_config)
     assert "as in float32" in gather_evidence(bench_of(backend), claim, NOT_TOLD).text
     assert gather_evidence(bench_of(InDouble()), claim, NOT_TOLD).kind == "numbers"
 
@@ -146,14 +144,12 @@ class Declines(SilentIntegers):
         return super().lower(reference_model, example_inputs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "why"), [(Short(), "limits exclude a sum of"), (Declines(), "more features than a tile has")]
 )
 def test_what_cannot_be_probed_is_left_open(backend: SilentIntegers, why: str) -> None:
-    checks, trace = outcome(bench_of(backend), claim_on("nn.Linear"))
-    assert trace.execution == "none" and why in trace.sureness
-    assert (checks["execution"].verdict, checks["execution"].rule) == (Verdict.UNSHOWN, "LOW-04")
+    evidence = gather_evidence(bench_of(backend), claim_on("nn.Linear"), NOT_TOLD)
+    assert evidence.kind == "none" and evidence.problem is None and why in evidence.text
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
 
 
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize("reports", [Reports(told=told, of=8) for told in (1, 4, 8)], ids=str)
+@pytest.mark.parametrize("reports", [Reports(told=told, of=8) for told in (1, 8)], ids=str)
 def test_a_report_of_integers_with_sums_of_float32_is_refuted(reports: Reports) -> None:
     evidence = gather_evidence(without_shares(bench_of(Liar())), reference_claim("nn.Linear"), reports)
     assert evidence.problem is not None and evidence.problem.rule == "LOW-04"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
@@ -257,18 +256,6 @@ def test_the_worst_verdict_decides_whatever_the_distances_are() -> None:
     assert verdict(right, close) is Verdict.QUALITY
     assert verdict(close, in_float, right) is Verdict.FALLBACK
     assert verdict(in_float, wrong, close) is Verdict.REFUTED
-
-
-@pytest.mark.slow
-@PROPERTY
-@given(Q, st.sampled_from((1e-8, 2.0**-12, 0.037, 3.0)), st.integers(0, 255))
-def test_dequantized_integers_of_any_grid_are_on_it(q: int, scale: float, zero: int) -> None:
-    grid = Grid(scale=scale, zero_point=zero, low=0, high=255, dtype="quint8")
-    v: Tensor = torch.tensor([q], dtype=torch.float64)
-    same = exact(q, grid=grid)
-    by_float32 = (v - zero).float() * torch.tensor(scale, dtype=torch.float32)
-    for output in (grid.values(v), by_float32):
-        assert judged(compared(same, output), moves_only=True).verdict is Verdict.VERIFIED
 
 
 # -- float outputs ----------------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ WEIGHT = DTypeWithConstraints(
 BOUNDED = DTypeConfig(ACTIVATION, ACTIVATION, WEIGHT, torch.float)
 STATIC = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True)
-HALF = DTypeConfig(torch.float16, torch.float, torch.float16, torch.float, is_dynamic=True)
 STATIC_HALF = DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16)
 LOOKUP = DTypeConfig(torch.float, torch.float, torch.quint8)
 PRESCRIBED = DTypeWithConstraints(dtype=torch.quint8, scale_exact_match=1 / 256, zero_point_exact_match=0)
@@ -90,15 +89,12 @@ def checked(claim: Claim, config: BackendConfig) -> tuple[Problem | None, int]:
 
 CLAIMS = (
     ("nn.Conv2d", BOUNDED, "ptq", {"DTY-01": 2, "DTY-03": 3, "DTY-04": 2, "DTY-07": 1}),
-    ("nn.Conv2d", BOUNDED, "qat", {"DTY-01": 2, "DTY-03": 3, "DTY-04": 2, "DTY-07": 1}),
     ("nn.Conv2d+nn.BatchNorm2d+nn.ReLU", STATIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nni.ConvBnReLU2d", STATIC, "qat", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Linear", DYNAMIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
-    ("nn.Linear", HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("F.linear", STATIC_HALF, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("F.linear+nn.ReLU", STATIC, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.Embedding", LOOKUP, "ptq", {"DTY-01": 2, "DTY-07": 1}),
-    ("nn.Sigmoid", FIXED, "ptq", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Sigmoid", FIXED, "qat", {"DTY-01": 1, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Linear", SEVEN_TENTHS, "ptq", {"DTY-01": 2, "DTY-03": 2, "DTY-05": 3, "DTY-07": 1}),
     ("nn.Linear", HALF_FIXED, "ptq", {"DTY-01": 2, "DTY-07": 1}),

@@ -109,19 +109,6 @@ def test_a_reference_module_that_cannot_be_made() -> None:
     assert ended.message == "reference module Linear has no from_float"
 
 
-@pytest.mark.rule("CFG-11")
-def test_a_missing_reference_module() -> None:
-    entry = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
-    ended = ended_by(entry)
-    assert (ended.stage, ended.rule, ended.verdict) == ("config", "CFG-11", Verdict.REFUTED)
-
-
-@pytest.mark.rule("FUS-08")
-def test_a_fused_module_that_nothing_makes() -> None:
-    ended = ended_by(BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fused_module(nn.Linear))
-    assert (ended.stage, ended.rule, ended.verdict) == ("config", "FUS-08", Verdict.REFUTED)
-
-
 def loses_relu(is_qat: bool, linear: nn.Module, relu: nn.Module) -> nn.Module:
     return linear
 
@@ -132,27 +119,16 @@ def wrong_eps(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     return fold_bn(conv, norm)
 
 
-def without_mean(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
-    norm = copy.deepcopy(norm)
-    norm.running_mean = torch.zeros(norm.num_features)
-    return fold_bn(conv, norm)
-
-
-def gives(value: float) -> Any:
-    """A fuser method that leaves a value that is not finite in the bias."""
-
-    def fuser(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
-        folded = fold_bn(conv, norm)
-        assert folded.bias is not None
-        folded.bias.data[0] = value
-        return folded
-
-    return fuser
+def leaves_nan(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+    folded = fold_bn(conv, norm)
+    assert folded.bias is not None
+    folded.bias.data[0] = float("nan")
+    return folded
 
 
 @pytest.mark.slow
 @pytest.mark.rule("FUS-06")
-@pytest.mark.parametrize("fuser", (wrong_eps, without_mean, gives(float("nan")), gives(float("inf"))))
+@pytest.mark.parametrize("fuser", (wrong_eps, leaves_nan))
 def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
     entry.set_fused_module(nn.Conv2d)
@@ -160,15 +136,13 @@ def test_a_fuser_that_folds_wrongly(fuser: Any) -> None:
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
     assert "rounding explains" in ended.message
     assert ended.evidence["where"].case and ended.evidence["graph"]
-    assert ended_by(entry.set_fuser_method(fuse_bn), CONV).verdict is Verdict.VERIFIED
 
 
+@pytest.mark.slow
 @pytest.mark.rule("FUS-06")
-def test_a_fuser_that_loses_the_relu() -> None:
-    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fuser_method(loses_relu)
-    entry.set_fused_module(nn.Linear)
-    ended = ended_by(entry, LINEAR)
-    assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
+def test_a_fuser_that_folds_rightly() -> None:
+    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuse_bn)
+    assert ended_by(entry.set_fused_module(nn.Conv2d), CONV).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.rule("CVT-02")
@@ -224,22 +198,6 @@ def test_a_pattern_that_another_entrys_fuser_took() -> None:
         "FUS-01",
         "no fuser method for the pattern, yet fuse turned 2 calls into 1",
     )
-
-
-@pytest.mark.rule("PAT-07")
-def test_a_pattern_that_is_matched_in_parts() -> None:
-    """The fuser's result is no pattern of the config, so that nothing at all is matched after fuse."""
-    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8).set_fused_module(nni.LinearReLU)
-    ended = ended_by(entry.set_fuser_method(sequential(nni.LinearReLU)), LINEAR)
-    assert (ended.stage, ended.rule, ended.verdict) == ("config", "FUS-08", Verdict.REFUTED)
-
-
-@pytest.mark.rule("DTY-02")
-def test_a_dtype_config_that_no_qconfig_satisfies() -> None:
-    crossed = DTypeConfig(torch.quint8, torch.qint8, torch.qint8, torch.float)
-    entry = BackendPatternConfig(nn.Linear).add_dtype_config(crossed).set_root_module(nn.Linear)
-    ended = ended_by(entry.set_reference_quantized_module(nnqr.Linear))
-    assert (ended.stage, ended.rule, ended.verdict) == ("config", "CFG-02", Verdict.REFUTED)
 
 
 @pytest.mark.rule("DTY-02")
