@@ -20,8 +20,8 @@ from conformance.claims.pattern_plan import AddedModel
 from conformance.claims.plan import REGIMES, plan_cases
 from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
 from conformance.claims.quick import shares_of
-from conformance.ops.fused_modules import MEMBERS, QAT_OF
-from conformance.ops.op_model import Input, OneInput, Step, TwoInputs
+from conformance.ops.fused_modules import QAT_OF
+from conformance.ops.op_model import Input, OneInput, Step
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
@@ -30,8 +30,8 @@ each_backend = pytest.mark.parametrize("name", TABLES)
 
 
 def one_claim_per_pattern() -> list[Claim]:
-    """Claims of all native configs; the models of one pattern are the same for all its dtype configs."""
-    return list({(claim.pattern, claim.flow): claim for name in TABLES for claim in claims_of(name)}.values())
+    """Claims of all native configs; the models of one pattern are the same for all its dtype configs and flows."""
+    return list({claim.pattern: claim for name in TABLES for claim in claims_of(name)}.values())
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -82,22 +82,13 @@ def nn_leaf(model: nn.Module) -> bool:
     return any(type(module) in (*QAT_OF, nni.ConvAdd2d, nni.ConvAddReLU2d) for module in model.modules())
 
 
-def test_models_hold_the_module_that_the_pattern_names() -> None:
-    fused = [claim for claim in one_claim_per_pattern() if claim.entry.pattern in (*MEMBERS, *QAT_OF)]
-    assert {claim.entry.pattern for claim in fused} >= {nni.ConvAdd2d, nni.LinearLeakyReLU, nni.ConvReLU3d}
-    assert len(fused) >= 25
-    for claim in fused:
-        model = build_model(planned(claim, 1)[0])
-        kinds = [type(module) for module in model.modules()]
-        assert kinds.count(claim.entry.pattern) == 1, claim.id  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
-def test_the_members_of_a_fused_module_are_the_patterns_own() -> None:
+def test_models_hold_the_modules_that_the_pattern_names() -> None:
+    """A fused class itself, of a chain each member."""
     for claim in one_claim_per_pattern():
         found = leaves(claim.entry.normal_pattern)
         members = [leaf for leaf in found if isinstance(leaf, type) and leaf is not MatchAllNode]
-        if len(members) > 1 and not isinstance(plan_cases(claim, Capabilities()), str):
+        if members and not isinstance(plan_cases(claim, Capabilities()), str):
             kinds = [type(module) for module in build_model(planned(claim, 1)[0]).modules()]
             assert all(kinds.count(member) == members.count(member) for member in members), claim.id
 
@@ -189,11 +180,6 @@ def test_two_operands_and_a_bias_meet_every_regime_that_matters() -> None:
 
 
 BIASES = {"op0.bias", "bias0"}
-
-
-@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
-def test_every_range_holds_zero_and_some_output_is_positive(regime: Any) -> None:
-    assert all(low <= 0 <= high and low < high for low, high in regime.ranges)
 
 
 def test_what_lies_outside_of_a_backends_limits_is_not_tried() -> None:
@@ -322,23 +308,3 @@ def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(regime: Any) 
     reach = max(abs(end) for end in regime.ranges[0])
     for name, power in (("running_mean", 1), ("running_var", 2)):
         assert torch.equal(scaled.get_buffer(name), plain.get_buffer(name) * reach**power)
-
-
-def test_a_pattern_model_calls_modules_functions_methods_and_lists() -> None:
-    x, y = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 4.0])
-    joined = TwoInputs([Step(op=torch.cat, keywords=(("dim", 0),), takes_list=True), Step(op=nn.ReLU())])
-    assert joined(x, y).tolist() == [0, 2, 3, 4]
-    clamped = OneInput([Step(op="clamp", arguments=(0.0,), keywords=(("max", 1.0),))])
-    assert clamped(x).tolist() == [0, 1]
-    weight = torch.tensor([[1.0, 10.0]])
-    assert OneInput([Step(op=F.linear, parameters=(weight, None))])(x).tolist() == [19]
-
-
-@pytest.mark.parametrize("pattern", ("nn.Linear", "torch.conv2d", "nni.ConvReLU3d"))
-def test_output_channels_differ_in_magnitude_by_powers_of_two(pattern: str) -> None:
-    torch.manual_seed(2)
-    built = [build_model(case) for case in planned(claim_on(pattern))]
-    weights = [next(p for name, p in model.named_parameters() if "weight" in name) for model in built]
-    spreads = [w.detach().abs().flatten(1).amax(1) for w in weights if w.shape[0] >= 4 and w[0].numel() >= 9]
-    assert len(spreads) >= 2
-    assert all(4 < float(spread[0] / spread[3]) < 16 for spread in spreads)

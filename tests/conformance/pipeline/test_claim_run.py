@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
@@ -349,19 +348,17 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
 def test_each_representation_is_lowered_in_its_form() -> None:
     seen = dict[Representation, Any]()
 
-    for representation in Representation:
+    for representation in (Representation.QUANTIZED, Representation.DECOMPOSED):
 
         def lower(model: Any, example: tuple[Any, ...], form: Representation = representation) -> Callable[..., Any]:
             seen[form] = model
-            run: Callable[..., Any] = model.module() if isinstance(model, ExportedProgram) else model
-            return run
+            return model
 
         backend = Altered(lower=lower)
         backend.representation = representation
         assert all_stages(small_bench(backend), claim_on(CAT))["numerics"].verdict is Verdict.VERIFIED
     assert "torch.quantize_per_tensor" in seen[Representation.QUANTIZED].code
     assert "quantized_decomposed.quantize_per_tensor" in seen[Representation.DECOMPOSED].code
-    assert isinstance(seen[Representation.EXPORTED], ExportedProgram)
 
 
 def trace_of(bench: Bench, claim: Claim) -> Trace:
@@ -382,18 +379,16 @@ def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("profile", "directed", "drawn"), (("quick", 3, 0), ("full", 9, 1), ("stress", 9, 24)))
-def test_profiles_set_how_many_cases_and_inputs_are_tried(profile: str, directed: int, drawn: int) -> None:
-    claim = claim_on(ADD)
-    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=PROFILES[profile].cases)
-    assert not isinstance(cases, str)
-    for maximum, inputs in ((None, directed + drawn), (0, 9), (2, 11)):
-        bench = without_shares(Bench(Altered(), seed=0, profile=profile, max_examples=maximum))
-        checks = (message for message in run_claim(bench, claim) if isinstance(message, Check))
-        assert next(checks).cases == len(cases)
-        if profile == "quick" or (profile, maximum) == ("full", 0):
-            tied = sum(case.regime.has_ties for case in cases)  # these have one more
-            assert next(check for check in checks if check.stage == "numerics").cases == len(cases) * inputs + tied
+@pytest.mark.parametrize(("maximum", "inputs"), ((None, 3), (0, 9), (2, 11)))
+def test_a_profile_and_an_option_set_how_many_cases_and_inputs_are_tried(maximum: int | None, inputs: int) -> None:
+    claim, effort = claim_on(ADD), PROFILES["quick"]
+    cases = plan_cases(claim, IntegerBackend().capabilities(), limit=effort.cases)
+    assert len(cases) == effort.cases == 8 and not isinstance(cases, str)
+    bench = without_shares(Bench(Altered(), seed=0, profile="quick", max_examples=maximum))
+    checks = {each.stage: each for each in run_claim(bench, claim) if isinstance(each, Check)}
+    assert checks["config"].cases == len(cases)
+    tied = sum(case.regime.has_ties for case in cases)  # these have one more
+    assert checks["numerics"].cases == len(cases) * inputs + tied
 
 
 def test_an_unknown_profile_is_an_error() -> None:

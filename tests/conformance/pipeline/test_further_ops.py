@@ -50,9 +50,10 @@ class OneOp(ReportingReference):
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("profile", ("quick", "full"))
 @pytest.mark.parametrize("op", OPS, ids=leaf_name)
-def test_the_reference_model_of_one_op_is_verified(op: Any) -> None:
-    bench = Bench(OneOp(op), seed=0, profile="full")
+def test_the_reference_model_of_one_op_is_verified(op: Any, profile: str) -> None:
+    bench = Bench(OneOp(op), seed=0, profile=profile)
     claim, *_ = enumerate_claims(bench.config, bench.capabilities)
     checks = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
     assert [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED] == []

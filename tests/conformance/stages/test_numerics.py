@@ -236,16 +236,6 @@ def test_evidence_shows_the_worst_elements_first() -> None:
     assert (check.max_lsb, check.cases) == (5.0, 2)
 
 
-@pytest.mark.parametrize(
-    ("v", "q", "text"),
-    ((20.2, 21, "off by one, not explained"), (20.0, 255, "saturated"), (20.0, 0, "saturated"), (20.0, 40, "wrong")),
-)  # fmt: skip
-def test_a_difference_is_attributed(v: float, q: float, text: str) -> None:
-    evidence = of(exact(v), q).evidence
-    assert evidence["attribution"] == f"1 {text}"
-    assert str(evidence["worst"]).startswith(f"{text}: at [0] found ")
-
-
 def test_what_is_right_needs_no_evidence() -> None:
     assert not of(exact(20.2, 20.5), 20, 21).evidence
 
