@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,23 +11,16 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
 from conformance.claims.build import build_model
-from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.claims.plan import BENDS, REGIMES
 from conformance.ops.fused_modules import BENDING, FOLLOWERS, make_follower
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, MatchAllNode
+from refimpl import BackendPatternConfig, MatchAllNode
 from refimpl.patterns import leaf_name
-from reports.schema import Check
-from reports.verdicts import Verdict
-from tests.conformance.support.fake_backends.reporting import ReportingReference
+from tests.conformance.support.own_entries import U8, U8_S8, OwnEntries, checks_of, claim_of, failures
 from tests.conformance.support.planning import claims_of, planned
 
-PLAIN = DTypeConfig(torch.quint8, torch.quint8)
-WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 ROOTS = (nn.Conv1d, nn.Conv3d, nn.Linear, F.linear, torch.conv2d, operator.add, torch.mul)
 ASKED = (
     nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid,
@@ -40,17 +32,17 @@ ASKED = (
 def entry_of(root: Any, *followers: Any) -> BackendPatternConfig:
     entry = BackendPatternConfig((root, *followers)) if followers else BackendPatternConfig(root)
     if root in (operator.add, torch.mul):
-        return entry.set_dtype_configs([PLAIN])
+        return entry.set_dtype_configs([U8])
     if isinstance(root, type):
         entry.set_root_module(root).set_reference_quantized_module(getattr(nnqr, root.__name__))
     else:
         entry._set_input_type_to_index({"weight": 1, "bias": 2})
-    return entry.set_dtype_configs([WEIGHTED])
+    return entry.set_dtype_configs([U8_S8])
 
 
-def claim_of(*ops: Any) -> Claim:
-    config = BackendConfig("c").set_backend_pattern_config(entry_of(*ops))
-    return enumerate_claims(config, Capabilities())[0]
+def claim_after(root: Any, follower: Any) -> Claim:
+    entry = entry_of(root, follower)
+    return claim_of(entry, entry.dtype_configs[0])
 
 
 @pytest.mark.slow
@@ -60,7 +52,7 @@ def claim_of(*ops: Any) -> Claim:
     ids=leaf_name,
 )
 def test_it_is_built_after_every_root_and_runs(root: Any, follower: Any) -> None:
-    cases = planned(claim_of(root, follower), 8)
+    cases = planned(claim_after(root, follower), 8)
     for case in cases:
         model = build_model(case)
         nodes = [node for node in torch.fx.symbolic_trace(model).graph.nodes if node.op.startswith("call")]
@@ -73,8 +65,8 @@ def test_it_is_built_after_every_root_and_runs(root: Any, follower: Any) -> None
 
 def test_what_bends_is_tried_beyond_the_bends_in_every_profile_and_what_does_not_as_before() -> None:
     for limit in (1, 8, None):
-        assert [case.regime for case in planned(claim_of(nn.Conv2d, nn.ReLU6), limit)][-3:] == list(BENDS)
-    regimes = {case.regime.name for case in planned(claim_of(nn.Conv2d, nn.ReLU6))}
+        assert [case.regime for case in planned(claim_after(nn.Conv2d, nn.ReLU6), limit)][-3:] == list(BENDS)
+    regimes = {case.regime.name for case in planned(claim_after(nn.Conv2d, nn.ReLU6))}
     assert regimes == {regime.name for regime in (*REGIMES, *BENDS)}
     for backend in ("qnnpack", "onednn"):
         for claim in claims_of(backend):
@@ -86,7 +78,7 @@ def test_what_bends_is_tried_beyond_the_bends_in_every_profile_and_what_does_not
 @pytest.mark.parametrize("follower", (nn.ReLU6, nn.Hardtanh, torch.clamp, nn.Hardswish, nn.Hardsigmoid), ids=leaf_name)
 def test_beyond_the_bends_are_values_on_both_sides_of_them(root: Any, follower: Any) -> None:
     """A sixteenth of them at least, of the root's results, above the upper bend and below it."""
-    for case in planned(claim_of(root, follower), 1)[-3:]:
+    for case in planned(claim_after(root, follower), 1)[-3:]:
         torch.manual_seed(0)
         model: Any = build_model(case)
         first, second = model.steps
@@ -105,8 +97,8 @@ def _run(model: Any, number: int, step: Any, inputs: tuple[Tensor, ...]) -> Tens
 
 def test_limits_hold_for_what_follows_too() -> None:
     limits = {"nn.Hardtanh": {"min_val": (0.0,), "max_val": (6,)}}
-    for cases, ends in ((planned(claim_of(nn.Conv2d, nn.Hardtanh)), (-0.3, 0.7)),
-                        (planned(claim_of(nn.Conv2d, nn.Hardtanh), limits=limits), (0.0, 6))):  # fmt: skip
+    for cases, ends in ((planned(claim_after(nn.Conv2d, nn.Hardtanh)), (-0.3, 0.7)),
+                        (planned(claim_after(nn.Conv2d, nn.Hardtanh), limits=limits), (0.0, 6))):  # fmt: skip
         module: Any = build_model(cases[0]).get_submodule("op1")
         assert (module.min_val, module.max_val) == ends
 
@@ -115,7 +107,7 @@ def test_a_slope_for_each_channel_comes_after_what_has_channels() -> None:
     slopes: Any = make_follower(nn.PReLU, 7).op
     assert slopes.weight.shape == (7,) and len(set(slopes.weight.tolist())) == 7
     for root, ranks in ((nn.Conv2d, {4}), (nn.Linear, {2}), (F.linear, {2}), (nn.Conv1d, {3})):
-        assert {len(case.inputs[0].shape) for case in planned(claim_of(root, nn.PReLU))} == ranks
+        assert {len(case.inputs[0].shape) for case in planned(claim_after(root, nn.PReLU))} == ranks
     assert make_follower(nn.PReLU, 0).op.weight.shape == (1,)  # type: ignore[union-attr]
 
 
@@ -129,27 +121,13 @@ def test_of_an_op_that_follows_the_arguments_are_not_the_defaults() -> None:
 @pytest.mark.parametrize("rest", (nn.ReLU6, F.relu6, "relu"), ids=leaf_name)
 def test_after_a_second_input_the_same_ops_may_follow(rest: Any) -> None:
     pattern: Any = (rest, (operator.mul, MatchAllNode, nn.Conv2d))
-    entry = BackendPatternConfig()._set_pattern_complex_format(pattern).set_dtype_configs([WEIGHTED])
-    claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
-    cases = planned(claim, 8)
+    entry = BackendPatternConfig()._set_pattern_complex_format(pattern).set_dtype_configs([U8_S8])
+    cases = planned(claim_of(entry, U8_S8), 8)
     assert (cases[-1].regime in BENDS) == (rest in BENDING)
     model = build_model(cases[0])
     x, y = draw_calibration_inputs(cases[0])[0]
     wanted: Any = y * model.chain(x)  # type: ignore[operator]
     assert torch.equal(model(x, y), wanted.clamp(0, 6 if rest in BENDING else None))
-
-
-class Everything(ReportingReference):
-    """The reference model itself."""
-
-    def __init__(self, *entries: BackendPatternConfig) -> None:
-        self.entries = BackendConfig("followers").set_backend_pattern_configs(list(entries))
-
-    def backend_config(self) -> BackendConfig:
-        return self.entries
-
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), weight_schemes=("per_channel_symmetric",))
 
 
 @pytest.mark.slow
@@ -164,8 +142,4 @@ class Everything(ReportingReference):
     ids=leaf_name,
 )
 def test_the_reference_model_is_verified_in_all_regimes(root: Any, follower: Any) -> None:
-    backend = Everything(entry_of(root, follower), entry_of(nn.Linear))
-    bench = Bench(backend, seed=0, profile="quick")
-    claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if "+" in each.pattern)
-    checks = [each for each in run_claim(bench, claim) if isinstance(each, Check)]
-    assert [(each.stage, each.message) for each in checks if each.verdict is not Verdict.VERIFIED] == []
+    assert failures(checks_of(OwnEntries(entry_of(root, follower), entry_of(nn.Linear)))) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,28 +12,27 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from backends.reference import ReferenceBackend
 from conformance.claims import registry
 from conformance.claims.build import build_model
 from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.claims.plan import BENDS, REGIMES, plan_cases
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES
-from conformance.oracle import table
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, MatchAllNode
+from refimpl import BackendPatternConfig, ConfigError, MatchAllNode
 from refimpl.fusers import sequential
-from reports.schema import Check
-from reports.verdicts import Verdict
-from tests.conformance.support.fake_backends.reporting import ReportingReference
+from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
+    U8_S8,
+    OwnEntries,
+    checks_of,
+    claim_of,
+    failures,
+    no_registrations,
+)
 from tests.conformance.support.planning import planned
 
-U8 = DTypeConfig(torch.quint8, torch.quint8)
-WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
+pytestmark = pytest.mark.usefixtures("no_registrations")
 
 
 class Squared(nn.Module):
@@ -58,40 +57,8 @@ class ConvSum(nni._FusedModule):  # type: ignore[name-defined,misc]
         return self[0](x) + y
 
 
-@pytest.fixture(autouse=True)
-def _no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(table, "_vendor_rules", {})
-    yield
-
-
-class Owner(ReportingReference):
-    """The reference model itself, under entries of its own."""
-
-    def __init__(self, *entries: BackendPatternConfig) -> None:
-        self.entries = BackendConfig("owner").set_backend_pattern_configs(list(entries))
-
-    def backend_config(self) -> BackendConfig:
-        return self.entries
-
-
-def claim_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8) -> Claim:
-    config = BackendConfig("c").set_backend_pattern_config(entry.set_dtype_configs([dtypes]))
-    return enumerate_claims(config, Capabilities())[0]
-
-
 def on_conv(entry: BackendPatternConfig) -> BackendPatternConfig:
-    return entry.set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d).set_dtype_configs([WEIGHTED])
-
-
-def checks_of(backend: ReferenceBackend, pattern: str, profile: str = "quick") -> list[Check]:
-    bench = Bench(backend, seed=0, profile=profile)
-    claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern == pattern)
-    return [each for each in run_claim(bench, claim) if isinstance(each, Check)]
-
-
-def failures(checks: list[Check]) -> list[tuple[str, str, str]]:
-    return [(each.stage, each.verdict.value, each.message) for each in checks if each.verdict is not Verdict.VERIFIED]
+    return entry.set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d).set_dtype_configs([U8_S8])
 
 
 def variants_of(cases: tuple[Case, ...]) -> set[str]:
@@ -181,7 +148,7 @@ def squared_after(root: nn.Module) -> nn.Module:
 
 def test_a_builder_that_takes_the_root_gets_its_variants_and_the_backends_limits_hold() -> None:
     register((nn.Conv2d, Squared), squared_after)
-    claim = claim_of(BackendPatternConfig((nn.Conv2d, Squared)), WEIGHTED)
+    claim = claim_of(BackendPatternConfig((nn.Conv2d, Squared)), U8_S8)
     cases = planned(claim)
     own = [arguments for _, arguments in OP_SAMPLES[nn.Conv2d].variants(whole=False, known=False)]
     assert len(variants_of(cases)) == len(own)
@@ -198,7 +165,7 @@ def test_a_builder_that_takes_the_root_gets_its_variants_and_the_backends_limits
 
 def test_the_root_of_a_fused_class_is_the_entrys_root_module() -> None:
     register(ConvSquared, lambda root: nn.Sequential(ConvSquared(root, Squared())).eval())
-    cases = planned(claim_of(on_conv(BackendPatternConfig(ConvSquared)), WEIGHTED))
+    cases = planned(claim_of(on_conv(BackendPatternConfig(ConvSquared)), U8_S8))
     assert len(variants_of(cases)) > 20
     run(cases[0])
     unknown = plan_cases(claim_of(BackendPatternConfig(ConvSquared)), Capabilities())
@@ -207,7 +174,7 @@ def test_the_root_of_a_fused_class_is_the_entrys_root_module() -> None:
 
 def test_of_a_function_the_builder_gets_a_module_that_calls_it() -> None:
     register((torch.conv2d, Squared), squared_after)
-    cases = planned(claim_of(BackendPatternConfig((torch.conv2d, Squared)), WEIGHTED))
+    cases = planned(claim_of(BackendPatternConfig((torch.conv2d, Squared)), U8_S8))
     calls = [node.target for node in torch.fx.symbolic_trace(build_model(cases[0])).graph.nodes]
     assert calls.count(torch.conv2d) == 1
     run(cases[0])
@@ -221,13 +188,13 @@ class NeedsBatch(nn.Module):
 
 def test_a_variant_in_which_the_vendors_model_cannot_run_is_left_out() -> None:
     register((nn.Conv2d, NeedsBatch), lambda root: nn.Sequential(root, NeedsBatch()).eval())
-    cases = planned(claim_of(BackendPatternConfig((nn.Conv2d, NeedsBatch)), WEIGHTED))
+    cases = planned(claim_of(BackendPatternConfig((nn.Conv2d, NeedsBatch)), U8_S8))
     assert not any("_unbatched" in case.varied for case in cases) and len(variants_of(cases)) > 20
 
 
 def test_what_the_suite_can_build_is_tried_as_well() -> None:
     """A vendor cannot put one easy model in the place of an op's variants."""
-    claim = claim_of(on_conv(BackendPatternConfig(nn.Conv2d)), WEIGHTED)
+    claim = claim_of(on_conv(BackendPatternConfig(nn.Conv2d)), U8_S8)
     before = planned(claim)
     register(nn.Conv2d, lambda: nn.Sequential(nn.Conv2d(1, 1, 1)).eval(), [(1, 1, 2, 2)])
     after = planned(claim)
@@ -266,16 +233,16 @@ def extra_of(pattern: Any) -> list[Any]:
 @pytest.mark.slow
 def test_a_complex_pattern_with_an_extra_input_is_fused_quantized_and_judged() -> None:
     """It was an internal error of the suite: the oracle took the fused module for one of torch's own."""
-    pair = BackendPatternConfig()._set_pattern_complex_format(ADDED).set_dtype_configs([WEIGHTED])
+    pair = BackendPatternConfig()._set_pattern_complex_format(ADDED).set_dtype_configs([U8_S8])
     pair.set_fuser_method(make_sum).set_fused_module(ConvSum)
     pair._set_root_node_getter(conv_of)._set_extra_inputs_getter(extra_of)
     fused = on_conv(BackendPatternConfig(ConvSum))
-    backend = Owner(pair, fused, on_conv(BackendPatternConfig(nn.Conv2d)))
+    backend = OwnEntries(pair, fused, on_conv(BackendPatternConfig(nn.Conv2d)))
     register(ADDED, lambda root: Summed(root).eval(), lambda shape: [shape])
     register(ConvSum, lambda root: Summed(root, ConvSum).eval(), lambda shape: [shape])
     for pattern in ("torch.add(nn.Conv2d,*)", f"{__name__}.ConvSum"):
         assert failures(checks_of(backend, pattern)) == []
-    cases = planned(claim_of(pair, WEIGHTED))
+    cases = planned(claim_of(pair, U8_S8))
     assert all(len(case.inputs) == 2 for case in cases)
     assert any(case.variant == "registered default" for case in cases), "beside the suite's own"
 
@@ -297,7 +264,7 @@ def test_a_builder_that_fails_is_named_with_its_error() -> None:
     assert "registered: RuntimeError: mat1 and mat2 shapes cannot be multiplied" in reason
     no_inputs: Any = lambda shape: "none"  # noqa: E731
     register((nn.Conv2d, Squared), squared_after, no_inputs)
-    reason = plan_cases(claim_of(BackendPatternConfig((nn.Conv2d, Squared)), WEIGHTED), Capabilities())
+    reason = plan_cases(claim_of(BackendPatternConfig((nn.Conv2d, Squared)), U8_S8), Capabilities())
     assert isinstance(reason, str) and "are no inputs: give a callable that builds a model, and a shape" in reason
 
 
@@ -325,9 +292,9 @@ def test_what_does_not_go_together_is_an_error(arguments: Any, keywords: dict[st
 
 @pytest.mark.slow
 def test_a_fuser_of_a_chain_makes_the_registered_class() -> None:
-    pair = BackendPatternConfig((nn.Conv2d, Squared)).set_dtype_configs([WEIGHTED])
+    pair = BackendPatternConfig((nn.Conv2d, Squared)).set_dtype_configs([U8_S8])
     pair.set_fuser_method(sequential(ConvSquared)).set_fused_module(ConvSquared)
-    backend = Owner(pair, on_conv(BackendPatternConfig(ConvSquared)))
+    backend = OwnEntries(pair, on_conv(BackendPatternConfig(ConvSquared)))
     register(Squared, lambda: squared(), [(2, 7)], roundings=2)
     register((nn.Conv2d, Squared), squared_after)
     register(ConvSquared, lambda root: nn.Sequential(ConvSquared(root, Squared())).eval())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,30 +10,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities, Execution
-from backends.reference import ReferenceBackend
-from conformance.claims import registry
-from conformance.claims.claim import Claim, enumerate_claims
+from backends.base import Capabilities
 from conformance.claims.plan import BENDS, REGIMES, plan_cases
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input, OneInput, Step
-from conformance.oracle import table
 from conformance.oracle.error_bounds import OpCall, U, Value, gamma
 from conformance.oracle.table import OP_RULES, rule_of
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
-from reports.schema import Check
+from refimpl import BackendPatternConfig, ConfigError, DTypeConfig
 from reports.verdicts import Verdict
+from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
+    U8,
+    OwnEntries,
+    checks_of,
+    claim_of,
+    failures,
+    no_registrations,
+)
 from tests.conformance.support.planning import planned
 
-U8 = DTypeConfig(torch.quint8, torch.quint8)
+pytestmark = pytest.mark.usefixtures("no_registrations")
 
 
-def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8, *, flow: str = "ptq") -> str:
-    config = BackendConfig("c").set_backend_pattern_config(entry.set_dtype_configs([dtypes]))
-    claim = next(each for each in enumerate_claims(config, Capabilities()) if each.flow == flow)
-    reason = plan_cases(claim, Capabilities())
+def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8) -> str:
+    reason = plan_cases(claim_of(entry, dtypes), Capabilities())
     assert isinstance(reason, str)
     return reason
 
@@ -58,41 +56,13 @@ def vendor_class() -> type[nn.Module]:
     return Tripled
 
 
-class Vendor(ReferenceBackend):
-    """The reference model itself, for one op of the vendor's own; it stands for a machine that says what it runs."""
-
-    def __init__(self, op: Any) -> None:
-        entry = BackendPatternConfig(op).add_dtype_config(U8)
-        self.entries = BackendConfig("vendor").set_backend_pattern_config(entry)
-
-    def backend_config(self) -> BackendConfig:
-        return self.entries
-
-    def execution(self, lowered: Callable[..., Any]) -> Execution:
-        return Execution(quantized_ops=("op",), float_fallbacks=())
-
-
-def first_claim(backend: ReferenceBackend) -> tuple[Claim, list[Check]]:
-    bench = Bench(backend, seed=0, profile="full", max_examples=0)
-    claim = enumerate_claims(bench.config, bench.capabilities)[0]
-    return claim, [each for each in run_claim(bench, claim) if isinstance(each, Check)]
-
-
-@pytest.fixture
-def no_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known = dict(OP_RULES)
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(table, "_vendor_rules", {})
-    yield
-    assert known == OP_RULES, "the suite's own rules stay"
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_registrations")
 @pytest.mark.rule("NUM-04")
 def test_registering_makes_a_vendors_op_buildable() -> None:
     """Without: unexercised, with the hint. With: tried in every regime; judged where the op's roundings are stated."""
-    claim, before = first_claim(Vendor(F.softsign))
+    entry = BackendPatternConfig(F.softsign)
+    claim = claim_of(entry)
+    before = checks_of(OwnEntries(entry))
     hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
     assert all(check.message == f"the suite cannot build {claim.pattern}; {hint}" for check in before)
@@ -101,16 +71,14 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     assert {case.inputs for case in planned(claim)} == {(Input(shape=(2, 7)),)}
     without_bias = [regime for regime in (*REGIMES, *BENDS) if regime.bias <= 1.0]
     assert [case.regime for case in planned(claim)] == without_bias
-    without = {check.stage: check for check in first_claim(Vendor(F.softsign))[1]}
+    without = {check.stage: check for check in checks_of(OwnEntries(entry))}
     assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
     assert "no oracle: no rule in the oracle's table for call_function" in without["numerics"].message
     register(F.softsign, build, [Input(shape=(65,))], roundings=32)
-    _, checks = first_claim(Vendor(F.softsign))
-    assert {check.verdict for check in checks} == {Verdict.VERIFIED}
+    assert failures(checks_of(OwnEntries(entry))) == []
     assert planned(claim)[0].inputs == (Input(shape=(65,)),)
 
 
-@pytest.mark.usefixtures("no_registrations")
 def test_the_last_registration_counts() -> None:
     one = torch.ones(1).double()
     call = OpCall(function=F.softsign, args=(Value(real=one),), kwargs={}, capabilities=Capabilities(), result=one / 2)
@@ -128,16 +96,13 @@ def test_the_last_registration_counts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_registrations")
 def test_a_registered_module_is_a_leaf_of_the_model() -> None:
     """Tracing does not go into a class that the config names, though it is none of torch's."""
     kind = vendor_class()
     register(kind, lambda: OneInput([Step(op=kind())]), [(2, 7)], roundings=1)
-    _, checks = first_claim(Vendor(kind))
-    assert [(check.stage, check.message) for check in checks if check.verdict is not Verdict.VERIFIED] == []
+    assert failures(checks_of(OwnEntries(BackendPatternConfig(kind).add_dtype_config(U8)))) == []
 
 
-@pytest.mark.usefixtures("no_registrations")
 @pytest.mark.parametrize(("build", "inputs"), ((None, [(2,)]), (nn.ReLU, [])), ids=("no model", "no inputs"))
 def test_a_registration_without_model_or_inputs_is_an_error(build: Any, inputs: list[Any]) -> None:
     with pytest.raises(ConfigError, match="give a callable that builds a model, and a shape for each input"):

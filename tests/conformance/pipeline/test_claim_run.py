@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities, Execution, Representation, UnsupportedPattern
+from backends.base import Execution, Representation, UnsupportedPattern
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
@@ -23,15 +23,15 @@ from conformance.stages import fuse
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
 from conformance.stages.stage import RULES, stages_of
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig, RefimplError
+from refimpl import BackendPatternConfig, ConfigError, RefimplError
 from reports.codec import PlainRow, encode
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.own_entries import claim_of
 from tests.conformance.support.small_bench import ADD, CAT, Altered, claim_on, small_bench, small_claims, without_shares
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_run_faults import OneForAll
 
-U8 = DTypeConfig(torch.quint8, torch.quint8)
 STAGES = stages_of(IntegerBackend())  # it gives no Quantizer
 
 
@@ -240,17 +240,12 @@ def test_a_backend_that_shows_what_ran_passes_and_one_that_cannot_tell_does_not(
     assert run(execution=lambda lowered: None)["execution"].verdict is Verdict.UNSHOWN
 
 
-def custom(entry: BackendPatternConfig) -> Claim:
-    config = BackendConfig("vendor").set_backend_pattern_config(entry.set_dtype_configs([U8]))
-    return enumerate_claims(config, Capabilities())[0]
-
-
 class VendorOp(nn.Module):
     """A module of which there are no samples."""
 
 
 def test_what_cannot_be_built_is_unexercised_with_the_reason_at_every_stage() -> None:
-    checks = all_stages(small_bench(), custom(BackendPatternConfig((nn.ReLU, VendorOp))))
+    checks = all_stages(small_bench(), claim_of(BackendPatternConfig((nn.ReLU, VendorOp))))
     assert {(check.outcome, check.verdict) for check in checks.values()} == {("skip", Verdict.UNEXERCISED)}
     assert all("VendorOp after nn.ReLU" in check.message for check in checks.values())
 
@@ -375,7 +370,7 @@ def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
     assert [row["pattern"] for row in taken(claim_run).decisions()] == [ADD]
     assert trace_of(bench, claim_on(ADD)).decisions == claim_run.decisions()
     assert ClaimRun(bench, claim_on(CAT)).decisions() == []
-    assert trace_of(bench, custom(BackendPatternConfig(VendorOp))).decisions == []
+    assert trace_of(bench, claim_of(BackendPatternConfig(VendorOp))).decisions == []
 
 
 @pytest.mark.slow

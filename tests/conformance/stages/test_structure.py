@@ -37,9 +37,8 @@ from refimpl.fusers import fold_bn, fuse_bn, sequential
 from refimpl.plan import PLAN
 from reports.schema import Check
 from reports.verdicts import Verdict
+from tests.conformance.support.own_entries import U8, U8_S8, claim_of
 
-U8 = DTypeConfig(torch.quint8, torch.quint8)
-U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
 LINEAR = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
@@ -94,11 +93,6 @@ def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, ReferenceCase
     assert check.outcome == "pass", check.message
     (compared,) = run.rerun_cases
     return run.claim, compared.reference
-
-
-def one(entry: BackendPatternConfig, dtypes: DTypeConfig = U8_S8) -> Claim:
-    config = BackendConfig("c").set_backend_pattern_config(entry.set_dtype_configs([dtypes]))
-    return enumerate_claims(config, Capabilities())[0]
 
 
 @pytest.mark.rule("CVT-02")
@@ -171,7 +165,7 @@ def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
 @pytest.mark.rule("FUS-03")
 def test_a_pattern_that_fuse_left_alone() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
-    claim = one(entry.set_fuser_method(loses_relu))
+    claim = claim_of(entry.set_fuser_method(loses_relu), U8_S8)
     problem = check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
     assert problem is not None
     assert problem.rule == "FUS-03" and problem.message.startswith("fuse left 2 calls, should leave one module")
@@ -181,7 +175,7 @@ def test_a_pattern_that_fuse_left_alone() -> None:
 @pytest.mark.parametrize("has_fuser", [True, False])
 def test_the_identity_before_a_pattern_is_no_call_that_fuse_left(has_fuser: bool) -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
-    claim = one(entry.set_fuser_method(sequential(nni.LinearReLU)) if has_fuser else entry)
+    claim = claim_of(entry.set_fuser_method(sequential(nni.LinearReLU)) if has_fuser else entry, U8_S8)
     layers = [nn.Linear(1, 1)] if has_fuser else [nn.Linear(1, 1), nn.ReLU(), nn.Tanh()]
     preluded = torch.fx.symbolic_trace(Preluded(nn.Sequential(*layers)))
     assert len(preluded.graph.nodes) == 3 + len(layers)
@@ -192,7 +186,7 @@ def test_the_identity_before_a_pattern_is_no_call_that_fuse_left(has_fuser: bool
 def test_a_pattern_that_another_entrys_fuser_took() -> None:
     pair = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     fused = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1)))
-    problem = check_fused(one(pair), fused, lambda: LINEAR_AND_RELU)
+    problem = check_fused(claim_of(pair, U8_S8), fused, lambda: LINEAR_AND_RELU)
     assert problem is not None
     assert (problem.rule, problem.message) == (
         "FUS-01",
@@ -347,6 +341,6 @@ def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
 
 @pytest.mark.rule("NUM-05")
 def test_only_patterns_that_share_their_observer_move_values_only() -> None:
-    assert moves_only(one(relu(SHARE), U8))
-    assert not moves_only(one(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), U8))
-    assert not moves_only(one(BackendPatternConfig(F.avg_pool2d).set_observation_type(SHARE), U8))
+    assert moves_only(claim_of(relu(SHARE)))
+    assert not moves_only(claim_of(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)))
+    assert not moves_only(claim_of(BackendPatternConfig(F.avg_pool2d).set_observation_type(SHARE)))
