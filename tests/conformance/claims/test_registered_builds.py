@@ -192,18 +192,6 @@ def test_a_variant_in_which_the_vendors_model_cannot_run_is_left_out() -> None:
     assert not any("_unbatched" in case.varied for case in cases) and len(variants_of(cases)) > 20
 
 
-def test_what_the_suite_can_build_is_tried_as_well() -> None:
-    """A vendor cannot put one easy model in the place of an op's variants."""
-    claim = claim_of(on_conv(BackendPatternConfig(nn.Conv2d)), U8_S8)
-    before = planned(claim)
-    register(nn.Conv2d, lambda: nn.Sequential(nn.Conv2d(1, 1, 1)).eval(), [(1, 1, 2, 2)])
-    after = planned(claim)
-    assert [case.name for case in before] == [case.name for case in after[: len(before)]]
-    assert {case.variant for case in after[len(before) :]} == {"registered"}
-    for limit in (8, 1):
-        assert any(case.variant != "registered" for case in planned(claim, limit))
-
-
 # -- complex patterns -------------------------------------------------------------------------------------------------
 
 ADDED: Any = (torch.add, nn.Conv2d, MatchAllNode)
@@ -273,6 +261,8 @@ def test_a_builder_that_fails_is_named_with_its_error() -> None:
     (
         ((squared_after, [(2, 7)]), {}, "as inputs none, or a callable of the root's output shape"),
         ((squared_after,), {"variants": [{}]}, "give no variants"),
+        ((None, [(2,)]), {}, "give a callable that builds a model, and a shape for each input"),
+        ((nn.ReLU, []), {}, "give a callable that builds a model, and a shape for each input"),
         (([squared, squared], [[(2, 2)]]), {}, "give the inputs of each of the 2 builds, found 1"),
         (([],), {}, "give a list of callables"),
         (([squared, 3], [(2, 2)]), {}, "give a list of callables"),

@@ -16,7 +16,7 @@ from conformance.claims.registry import register
 from conformance.ops.op_model import Input, OneInput, Step
 from conformance.oracle.error_bounds import OpCall, U, Value, gamma
 from conformance.oracle.table import OP_RULES, rule_of
-from refimpl import BackendPatternConfig, ConfigError, DTypeConfig
+from refimpl import BackendPatternConfig, DTypeConfig
 from reports.verdicts import Verdict
 from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
     U8,
@@ -101,11 +101,3 @@ def test_a_registered_module_is_a_leaf_of_the_model() -> None:
     kind = vendor_class()
     register(kind, lambda: OneInput([Step(op=kind())]), [(2, 7)], roundings=1)
     assert failures(checks_of(OwnEntries(BackendPatternConfig(kind).add_dtype_config(U8)))) == []
-
-
-@pytest.mark.parametrize(("build", "inputs"), ((None, [(2,)]), (nn.ReLU, [])), ids=("no model", "no inputs"))
-def test_a_registration_without_model_or_inputs_is_an_error(build: Any, inputs: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="give a callable that builds a model, and a shape for each input"):
-        register(nn.Softsign, build, inputs)
-    with pytest.raises(ConfigError):
-        register((nn.ReLU,) * 4, nn.ReLU, [(2,)])

@@ -32,7 +32,7 @@ from refimpl import BackendConfig
 from refimpl.native import U8_S8
 from reports.schema import Where
 from reports.verdicts import Verdict
-from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, mark, weighted
+from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, weighted
 from tests.mutants.quantizer_faults import MUTANTS, Quantized, Unlicensed
 from tests.mutants.reference_kernels import SmallReference
 from tests.mutation.gate import Task, run_mutant
@@ -212,16 +212,3 @@ def test_readings_survive_the_way_to_the_judge() -> None:
 def test_data_that_are_no_readings_are_refused(data: Any) -> None:
     with pytest.raises(SpellingError):
         read_places(data)
-
-
-def test_a_pattern_that_is_annotated_only_between_others_is_tried_there() -> None:
-    def between(node: Any) -> None:
-        if "quantization_annotation" in node.all_input_nodes[0].meta:
-            mark(node, dict.fromkeys(node.all_input_nodes, weighted.__defaults__[0]), weighted.__defaults__[0])  # type: ignore[index]
-
-    quantizer = ByTarget({aten.linear.default: weighted(), aten.relu.default: between})
-    probes = {"relu": Probe(pattern=nn.ReLU(), inputs=(torch.randn(2, 4),), activations=(0,))}
-    places = Prober(quantizer, is_qat=False).probe(probes)["relu"]
-    assert places.alone.reading is not None and not places.alone.reading.asking
-    assert places.between is not None and places.between.reading is not None
-    assert places.between.reading.asking == ("relu",)

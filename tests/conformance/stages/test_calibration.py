@@ -22,8 +22,8 @@ from conformance.claims.plan import REGIMES, plan_cases
 from conformance.claims.qconfigs import Kind, kind_of
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import Grid, grid_of, placeholder_grids
-from conformance.stages.calibration import mapping_for, prepare_case
-from refimpl import FixedQParamsObserver, MinMaxObserver, convert_to_reference_decomposed_fx, explain
+from conformance.stages.calibration import prepare_case
+from refimpl import convert_to_reference_decomposed_fx
 from refimpl.plan import OBSERVER_PREFIX
 from tests.conformance.support.flows import input_grids
 
@@ -147,23 +147,6 @@ def test_the_output_is_scaled_and_the_inputs_are_not() -> None:
         # The ends of the output are among the products of the inputs' ends, both of which calibration meets.
         products = [a * b for a in ranges[0] for b in ranges[1]]
         assert 0.4 * factor < grids.output.scale * 255 / (max(products) - min(products)) <= 1.001 * factor
-
-
-@pytest.mark.rule("DTY-05")
-def test_an_identity_before_fixed_qparams_is_measured_and_so_reaches_beyond_them() -> None:
-    claim = claim_on("torch.sigmoid", kind=Kind.FIXED)
-    case = base_case(claim, has_prelude=True)
-    model = prepared(claim, case)
-    observers: list[Any] = [module for name, module in model.named_modules() if name.startswith(OBSERVER_PREFIX)]
-    assert {type(each) is FixedQParamsObserver for each in observers} == {True, False}
-    mapping = mapping_for(claim, case, CONFIG)
-    assert type(mapping.global_qconfig.activation()) is MinMaxObserver
-    assert [type(each.activation()) for each in mapping.object_type_qconfigs.values()] == [FixedQParamsObserver]
-    reference = convert_to_reference_decomposed_fx(model)
-    (given,) = input_grids(reference)
-    quantized = {decision.pattern for decision in explain(model).plan.decisions if decision.is_quantized}
-    assert quantized == {"nn.Identity", "torch.sigmoid"}
-    assert (given.values(torch.tensor([given.low]))) < 0  # below what 0 … 255 of the fixed qparams hold
 
 
 @pytest.mark.rule("QAT-02")

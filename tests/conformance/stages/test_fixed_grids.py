@@ -188,19 +188,6 @@ def test_values_next_to_a_fixed_one_keep_their_checks(value: str) -> None:
     assert problem is not None and problem.message.startswith(f"{value} is quantized to ")
 
 
-@pytest.mark.rule("OBS-14")
-@pytest.mark.parametrize("convert", FORMS)
-def test_fixed_qparams_on_the_input_are_found(convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refimpl.placing.Placer._choose_input_constructor", lambda _, each: each.qconfig.activation)
-    model = nn.Sequential()
-    model.fixed = nn.Linear(8, 8)
-    problem = check_fixed_grids(convert(prepared(model)))
-    assert problem is not None and problem.rule == "OBS-14"
-    assert problem.message.endswith("has the qparams that its consumer fixes for its result; it must be measured"), (
-        problem.message
-    )
-
-
 @pytest.mark.rule("STD-01")
 def test_a_standalone_modules_own_plan_counts() -> None:
     mapping = QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)).set_module_name("fixed", QConfig(FIXED, WEIGHT))

@@ -185,6 +185,13 @@ def test_tensors_in_any_structure_that_is_returned_count() -> None:
     assert (found(made(named), fuse_fx(other)).node, found(made(named), fuse_fx(other)).reader) == ("norm_a", "output")
 
 
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+def test_a_value_that_is_not_finite_in_one_is_a_difference(value: float) -> None:
+    fused = fuse_fx(made())
+    fused.b.bias.data[0] = value  # type: ignore[union-attr]
+    assert found(made(), fused).node == "b"
+
+
 def test_values_that_are_not_finite_in_both_are_equal() -> None:
     def infinite(net: Any, x: Tensor) -> Any:
         return torch.log(net.a(x) * 0), torch.sqrt(net.a(x) - 100)
