@@ -188,8 +188,10 @@ def test_tensors_in_any_structure_that_is_returned_count() -> None:
 @pytest.mark.parametrize("value", (float("nan"), float("inf")))
 def test_a_value_that_is_not_finite_in_one_is_a_difference(value: float) -> None:
     fused = fuse_fx(made())
-    fused.b.bias.data[0] = value  # type: ignore[union-attr]
+    layer: Any = fused.b
+    layer.bias.data[0] = value
     assert found(made(), fused).node == "b"
+    assert describe_difference(made(), fused, (X,))
 
 
 def test_values_that_are_not_finite_in_both_are_equal() -> None:
