@@ -24,6 +24,7 @@ from conformance.ops.fused_modules import QAT_OF
 from conformance.ops.op_model import Input, OneInput, Step
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.patterns import leaves, pattern_name
+from tests.conformance.support.dynamic_flows import flat
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
 
 each_backend = pytest.mark.parametrize("name", TABLES)
@@ -37,10 +38,6 @@ def one_claim_per_pattern() -> list[Claim]:
 def same(one: nn.Module, other: nn.Module) -> bool:
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-
-
-def tensors(output: Any) -> list[Tensor]:
-    return [each for item in output for each in tensors(item)] if isinstance(output, (tuple, list)) else [output]
 
 
 # -- every claim ------------------------------------------------------------------------------------------------------
@@ -71,13 +68,13 @@ def test_a_few_cases_of_every_pattern_build_run_trace_and_follow_the_seed() -> N
             model, inputs = build_model(case), draw_calibration_inputs(case)[0]
             torch.manual_seed(7)
             assert same(model, build_model(case)), (claim.id, case.name)
-            traced = torch.fx.symbolic_trace(model) if not nn_leaf(model) else model
-            expected, found = (tensors(each(*(x.clone() for x in inputs))) for each in (model, traced))
+            traced = torch.fx.symbolic_trace(model) if not is_leaf(model) else model
+            expected, found = (flat(each(*(x.clone() for x in inputs))) for each in (model, traced))
             assert all(map(torch.equal, expected, found)), (claim.id, case.name)
             assert all(bool(each.isfinite().all()) for each in expected) and not model.training
 
 
-def nn_leaf(model: nn.Module) -> bool:
+def is_leaf(model: nn.Module) -> bool:
     """Tell whether a model holds modules that tracing goes into though prepare does not: fused and QAT ones."""
     return any(type(module) in (*QAT_OF, nni.ConvAdd2d, nni.ConvAddReLU2d) for module in model.modules())
 
