@@ -21,7 +21,6 @@ from conformance.claims.registry import register
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES
 from refimpl import BackendPatternConfig, ConfigError, MatchAllNode
-from refimpl.fusers import sequential
 from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
     U8_S8,
     OwnEntries,
@@ -278,15 +277,3 @@ def test_what_does_not_go_together_is_an_error(arguments: Any, keywords: dict[st
         register(Squared, *arguments, **keywords)
     assert expected in str(raised.value)
     assert registry._registered == {}
-
-
-@pytest.mark.slow
-def test_a_fuser_of_a_chain_makes_the_registered_class() -> None:
-    pair = BackendPatternConfig((nn.Conv2d, Squared)).set_dtype_configs([U8_S8])
-    pair.set_fuser_method(sequential(ConvSquared)).set_fused_module(ConvSquared)
-    backend = OwnEntries(pair, on_conv(BackendPatternConfig(ConvSquared)))
-    register(Squared, lambda: squared(), [(2, 7)], roundings=2)
-    register((nn.Conv2d, Squared), squared_after)
-    register(ConvSquared, lambda root: nn.Sequential(ConvSquared(root, Squared())).eval())
-    for pattern in (f"nn.Conv2d+{__name__}.Squared", f"{__name__}.ConvSquared"):
-        assert failures(checks_of(backend, pattern)) == []

@@ -19,7 +19,6 @@ from conformance.stages.stage import StageError
 from conformance.whole_models.architectures import ARCHITECTURES
 from conformance.whole_models.flow import ModelSetup, quantize_model
 from refimpl import (
-    FixedQParamsObserver,
     MinMaxObserver,
     QConfig,
     QConfigMapping,
@@ -88,49 +87,6 @@ def test_a_range_that_is_not_what_calibration_saw_is_found(
     problem = check_ranges(convert(model), ((X,), (2 * X,)))
     assert problem is not None and problem.rule == "CVT-01" and problem.verdict is Verdict.REFUTED
     assert problem.message.startswith("_0 is quantized to") and message in problem.message
-
-
-@pytest.mark.rule("CVT-01")
-@pytest.mark.rule("OBS-14")
-def test_fixed_qparams_are_no_fault_of_a_result_and_one_of_the_value_before_it() -> None:
-    """Of sigmoid the largest integer is 255/256, and its result may be 1, a step above; not so of a linear layer.
-
-    That is what a consumer's fixed qparams on its producer's value look like: in the reference model and in every
-    kernel alike.
-    """
-    fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
-    whole = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
-    batches = ((100 * X,),)  # so that the sigmoid is 0 and 1
-    model = prepared(nn.Sigmoid(), mapping=whole, batches=batches)
-    reference = convert_to_bounded_reference_fx(model)
-    assert check_ranges(reference, batches) is None
-
-    scales: list[Any] = [node.args[1:3] for node in reference.graph.nodes if node.target is torch.quantize_per_tensor]
-    assert len(scales) == 3  # x, the linear layer, the sigmoid
-    for of_linear, of_sigmoid in zip(scales[1], scales[2], strict=True):
-        setattr(reference, of_linear.target, getattr(reference, of_sigmoid.target))
-    problem = check_ranges(reference, batches)
-    assert problem is not None and problem.message.startswith(
-        "_0 is quantized to 0..0.996094 in steps of 0.00390625; it"
-    )
-
-
-@pytest.mark.rule("CVT-01")
-@pytest.mark.rule("OBS-02")
-@pytest.mark.parametrize(
-    "sharing", [nn.MaxPool2d((1, 2)), nn.AvgPool2d((1, 2), divisor_override=1)], ids=["max", "sum"]
-)
-@pytest.mark.parametrize("convert", FORMS)
-def test_fixed_qparams_are_no_fault_of_what_shares_them(convert: Callable[..., Any], sharing: nn.Module) -> None:
-    """The maximum of sigmoids is 1 as well, on the grid that ends at 255/256; and the sum of two, 2."""
-    fixed = QConfig(FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0), WEIGHT)
-    mapping = QConfigMapping().set_global(QConfig(SCHEMES["affine"], WEIGHT)).set_object_type(nn.Sigmoid, fixed)
-    batches = ((100 * X[None],),)
-    model = prepared(nn.Sigmoid(), sharing, mapping=mapping, batches=batches)
-    reference = convert(model)
-    grids = [node for node in reference.graph.nodes if "quantize_per_tensor" in str(node.target)]
-    assert float(reference(batches[0][0]).max()) == 255 / 256 and len(grids) > 3
-    assert check_ranges(reference, batches) is None
 
 
 @pytest.mark.rule("CVT-01")
