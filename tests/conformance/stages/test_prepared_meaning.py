@@ -12,6 +12,7 @@ from torch import nn
 from conformance.stages.prepare import check_prepared_meaning
 from refimpl import get_default_qat_qconfig_mapping, get_default_qconfig_mapping, prepare_fx, prepare_qat_fx
 from reports.verdicts import Verdict
+from tests.conformance.stages.test_structure import LINEAR, ended_by
 
 
 @pytest.mark.rule("QAT-01")
@@ -49,3 +50,18 @@ def test_a_prepared_model_that_computes_something_else(layers: Any, rule: str) -
     assert problem is not None
     assert (problem.rule, problem.node, problem.verdict) == (rule, "_0", Verdict.REFUTED)
     assert problem.message.startswith("prepare changed what the model computes: the first node that differs is _0")
+
+
+@pytest.mark.rule("OBS-15")
+def test_a_claim_whose_model_prepare_changes_is_refuted_though_it_would_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def changed(*arguments: Any, **keywords: Any) -> Any:
+        prepared = prepare_fx(*arguments, **keywords)
+        prepared.add_module("op0", nn.Linear(1, 1))
+        return prepared
+
+    monkeypatch.setattr("conformance.stages.calibration.prepare_fx", changed)
+    ended = ended_by(LINEAR)
+    assert (ended.stage, ended.rule, ended.verdict) == ("prepare", "OBS-15", Verdict.REFUTED)
+    assert "the first node that differs is op0: it does not run: RuntimeError: " in ended.message

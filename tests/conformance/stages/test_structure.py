@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +31,7 @@ from refimpl import (
     DTypeWithConstraints,
     ObservationType,
 )
-from refimpl.fusers import sequential
+from refimpl.fusers import fold_bn, sequential
 from refimpl.plan import PLAN
 from reports.schema import Check
 from reports.verdicts import Verdict
@@ -40,6 +41,7 @@ SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 NOT_OBSERVED = ObservationType.INPUT_OUTPUT_NOT_OBSERVED
 LINEAR = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_root_module(nn.Linear)
 LINEAR.set_reference_quantized_module(nnqr.Linear)
+LINEAR_RELU = BackendPatternConfig(nni.LinearReLU).add_dtype_config(U8_S8)
 LINEAR_AND_RELU = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))
 
 
@@ -84,6 +86,37 @@ def test_a_reference_module_that_cannot_be_made() -> None:
 
 def loses_relu(is_qat: bool, linear: nn.Module, relu: nn.Module) -> nn.Module:
     return linear
+
+
+def wrong_eps(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
+    norm = copy.deepcopy(norm)
+    norm.eps = 1e-3
+    return fold_bn(conv, norm)
+
+
+@pytest.mark.rule("FUS-06")
+def test_a_fuser_that_folds_wrongly() -> None:
+    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(wrong_eps)
+    entry.set_fused_module(nn.Conv2d)
+    conv = BackendPatternConfig(nn.Conv2d).add_dtype_config(U8_S8).set_root_module(nn.Conv2d)
+    ended = ended_by(entry, conv.set_reference_quantized_module(nnqr.Conv2d))
+    assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
+    assert "rounding explains" in ended.message
+    assert ended.evidence["where"].case and ended.evidence["graph"]
+
+
+@pytest.mark.rule("CVT-02")
+def test_a_reference_model_with_another_meaning() -> None:
+    entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
+    entry.set_fuser_method(sequential(nni.LinearReLU)).set_fused_module(nni.LinearReLU)
+    _, reference = at("convert", entry, LINEAR, LINEAR_RELU)
+    floating, inputs = reference.prepared.built.model, reference.inputs[0].tensors
+    assert check_meaning(floating, reference.model, inputs) is None
+    root: Any = reference.model.get_submodule("op0.0")
+    root.bias = nn.Parameter(root.bias + 9)
+    problem = check_meaning(floating, reference.model, inputs)
+    assert problem is not None
+    assert problem.rule == "CVT-02" and "weight rounding explains" in problem.message
 
 
 def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
