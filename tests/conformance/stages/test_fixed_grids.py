@@ -211,7 +211,7 @@ def test_a_standalone_modules_own_plan_counts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("DTY-05")
-@pytest.mark.parametrize("kind", ["narrower than the data", "by own observers, not claimed"])
+@pytest.mark.parametrize("kind", ["narrower than the data", "by own observers, not claimed", "of all ops"])
 def test_an_honest_machine_of_a_fixed_grid_passes(kind: str) -> None:
     """The mutation gate has all of them."""
     mutant = next(each for each in honest.MUTANTS if each.name == f"fixed grid, {kind}")
