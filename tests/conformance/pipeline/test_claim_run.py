@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -273,6 +274,21 @@ def test_what_blames_the_config_refutes_and_what_blames_the_qconfig_leaves_open(
     monkeypatch.setattr(fuse, "trace_and_fuse", raises(error))
     check = all_stages(small_bench(), claim_on(ADD))["fuse"]
     assert (check.rule, check.verdict, check.message) == ("FUS-02", verdict, str(error))
+
+
+@pytest.mark.slow
+def test_the_order_of_claims_changes_no_row_and_the_seed_does() -> None:
+    chosen = [claim_on(pattern) for pattern in (ADD, "nn.Linear", "torch.conv2d")]
+    shuffled = random.Random(1).sample(chosen, len(chosen))
+
+    def rows_by_claim(order: list[Claim], seed: int) -> dict[str, list[PlainRow]]:
+        bench = small_bench(seed=seed)
+        return {claim.id: rows(all_stages(bench, claim)) for claim in order}
+
+    first = rows_by_claim(chosen, 3)
+    assert first == rows_by_claim(shuffled, 3)
+    other = rows_by_claim(chosen, 4)
+    assert sum(first[claim.id] != other[claim.id] for claim in chosen) >= 2
 
 
 def test_every_name_has_a_seed_of_its_own_and_every_run_has_others() -> None:
