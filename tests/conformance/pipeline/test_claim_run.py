@@ -341,11 +341,11 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
 
 @pytest.mark.slow
 def test_each_representation_is_lowered_in_its_form() -> None:
-    seen = dict[Representation, Any]()
+    seen = dict[Representation, GraphModule]()
 
     for representation in (Representation.QUANTIZED, Representation.DECOMPOSED):
 
-        def lower(model: Any, example: tuple[Any, ...], form: Representation = representation) -> Callable[..., Any]:
+        def lower(model: GraphModule, example: tuple[Any, ...], form: Representation = representation) -> GraphModule:
             seen[form] = model
             return model
 
