@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from conformance.run.options import default_report_dir, parse_positive, select_ids
-from tests.conformance.support.suite_runs import options, run
+from conformance.run.options import default_report_dir, read_options, register, select_ids
+from tests.conformance.support.suite_runs import options
 
 IDS = [
     "nn.Linear/static:in=quint8[0..127]/ptq/x",
@@ -76,15 +78,42 @@ def test_repro_keeps_what_is_not_the_default() -> None:
     assert "--waivers='/a b.toml' --claim" in repro(IDS[1], waivers=Path("/a b.toml"))
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many"])
-def test_a_count_is_a_positive_integer(text: str) -> None:
-    assert parse_positive("12") == 12
-    with pytest.raises(argparse.ArgumentTypeError, match="expected a positive integer, found"):
-        parse_positive(text)
+def parse(*words: str) -> argparse.Namespace:
+    """Parse a command line of the suite's options and of pytest's own that it reads."""
+    parser = pytest.Parser(_ispytest=True)
+    register(parser)
+    parser.addoption("--strict", action="store_true")
+    return parser.parse(words)
 
 
-@pytest.mark.parametrize(("option", "told"), [("--cache=d", "--resume takes over"), ("--deadline=5", "with --resume")])
-def test_an_option_that_was_removed_says_what_to_do(tmp_path: Path, option: str, told: str) -> None:
-    ran = run(tmp_path, "fakes:Good", option)
-    assert ran.status == 4 and f"{option.partition('=')[0]}: is gone: " in ran.err and told in ran.err
-    assert "Traceback" not in ran.err
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("--max-examples=0", "expected a positive integer, found '0'"),
+        ("--max-examples=1.5", "expected a positive integer, found '1.5'"),
+        ("--claim-timeout=0", "expected a positive number of seconds, found '0'"),
+        ("--profile=slow", "invalid choice: 'slow'"),
+        ("--isa=mmx", "invalid choice: 'mmx'"),
+        ("--shard=0/8", "expected K/N with 1 <= K <= N, such as 2/8, found '0/8'"),
+        ("--shard=9/8", "expected K/N with 1 <= K <= N, such as 2/8, found '9/8'"),
+        ("--shard=a/b", "expected K/N with 1 <= K <= N, such as 2/8, found 'a/b'"),
+        ("--cache=d", "is gone: answers are not kept any more; --resume takes over"),
+        ("--deadline=5", "is gone: stop the run with Ctrl-C or SIGTERM"),
+    ],
+)
+def test_the_value_of_an_option_is_checked(word: str, told: str) -> None:
+    with pytest.raises(pytest.UsageError) as caught:
+        parse(word)
+    assert f"argument {word.partition('=')[0]}: {told}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--waivers=x", "--no-waivers"), ("--strict", "--allow-quality"), ("--resume=x", "--failed-of=x")],
+    ids=" ".join,
+)
+def test_of_two_options_that_contradict_each_other_one_is_to_be_given(words: tuple[str, ...]) -> None:
+    config: Any = SimpleNamespace(option=parse("--backend=fakes:Good", *words))
+    one, other = (word.partition("=")[0] for word in words)
+    with pytest.raises(pytest.UsageError, match=f"{one} and {other}: give one"):
+        read_options(config)

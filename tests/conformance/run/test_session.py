@@ -24,6 +24,7 @@ def test_parameter_ids_are_unique_and_left_as_they_are_by_pytest() -> None:
 @pytest.mark.parametrize(
     ("backend", "parts"),
     [
+        (fakes.ConfigRaises(), "backend good: backend_config\\(\\) raised KeyError: 'linear table'"),
         (fakes.NoConfig(), "what backend_config\\(\\) returned cannot be read: ConfigError: expected"),
         (fakes.ClaimsNothing(), "backend good: backend_config\\(\\) claims nothing"),
         (fakes.BadCapabilities(), "backend good: capabilities\\(\\) raised ValueError: .*per_group"),
@@ -58,6 +59,7 @@ def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> 
     assert [[entry.claim for entry in run.waivers.entries] for run in runs] == [["own"], ["given"], []]
     assert [run.make_header(1).waivers.get("file") for run in runs] == ["own.toml", "given.toml", None]
     assert len(runs[0].make_header(1).waivers["sha256"]) == 64
+    assert runs[0].waivers.complete and not open_run(options(tmp_path, profile="quick"), backend).waivers.complete
 
 
 def test_a_waiver_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:

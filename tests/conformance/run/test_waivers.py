@@ -122,6 +122,7 @@ def test_a_file_without_waivers_waives_nothing(tmp_path: Path) -> None:
         (table(claim="7"), "waiver 1: claim is 7; give a text that is not empty"),
         (table("claim", glob="'nn.Linear'"), "waiver 1: glob is 'nn.Linear'; a glob has *, ? or [; name a single"),
         (table(verdict="'refuted'"), "waiver 1: verdict is 'refuted'; did you mean 'REFUTED'?"),
+        (table(verdict="'UNSHOWN'"), "waiver 1: verdict is 'UNSHOWN'; UNSHOWN cannot be waived"),
         (table(verdict="'VERIFIED'"), "waiver 1: verdict is 'VERIFIED'; known: 'CRASHED', 'TIMEOUT', 'REFUTED', "),
         (table("rule"), 'waiver 1: found no rule; give the one by which the claim fails, such as rule = "NUM-03"'),
         (table(rule="'NUM-3'"), "waiver 1: rule is 'NUM-3'; did you mean 'NUM-03'?"),
