@@ -19,7 +19,6 @@ from tests.conformance.support.made_up_runs import Session, checks, model, waive
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, kill_after_a_claim, run
 from tests.support.comparable import comparable
 
-BOTH = pytest.mark.parametrize("workers", ["-n0", "-n1"])
 WAIVER = """
 [[waiver]]
 glob = "*per_channel*"
@@ -41,15 +40,14 @@ def resume(folder: Path, backend: str, *options: str, **variables: Any) -> Ran:
 
 
 @pytest.mark.slow
-@BOTH
-def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str) -> None:
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     marker = tmp_path / "may go on"
     given: dict[str, Any] = {"FAKE_MARKER": str(marker)}
     both = "--claim=nn.Linear/*"
-    killed = kill_after_a_claim(tmp_path, "fakes:Waits", workers, both, **given)
+    killed = kill_after_a_claim(tmp_path, "fakes:Waits", both, **given)
     assert killed.outcome is Outcome.INCOMPLETE and len(killed.claims) == 1
     marker.touch()
-    ran = resume(tmp_path, "fakes:Waits", workers, both, **given)
+    ran = resume(tmp_path, "fakes:Waits", both, **given)
     assert ran.status == 0 and "1 passed" in ran.out, ran.out
     assert read_results(tmp_path / "report" / KEPT) == killed
     whole = run(tmp_path / "whole", "fakes:Waits", both, **given)
@@ -58,7 +56,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path, workers: str
 
 
 @pytest.mark.slow
-@BOTH
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
 def test_of_a_run_that_came_to_its_end_nothing_is_run_again(tmp_path: Path, good: Ran, workers: str) -> None:
     ran = run(tmp_path, "fakes:Good", f"--resume={good.folder / 'results.jsonl'}", workers)
     assert ran.status == 0 and comparable(ran.results) == comparable(good.results)
@@ -70,41 +68,29 @@ def test_of_a_run_that_came_to_its_end_nothing_is_run_again(tmp_path: Path, good
 
 
 @pytest.mark.slow
-def test_waivers_that_are_new_cover_what_was_judged_before_them(tmp_path: Path) -> None:
+def test_waivers_of_today_rule_on_what_was_judged_under_others(tmp_path: Path) -> None:
+    """New ones cover it. What none covers any more is run again, for its script."""
     path = tmp_path / "waivers.toml"
     path.write_text(WAIVER)
     given: dict[str, Any] = {"FAKE_WAIVERS": str(path)}
-    without = run(tmp_path, "fakes:Deviates", "--no-waivers", **given)
-    waived = resume(tmp_path, "fakes:Deviates", **given)
+    claims = "--claim=nn.*"
+    without = run(tmp_path / "without", "fakes:Deviates", claims, "--no-waivers", **given)
+    waived = run(tmp_path / "waived", "fakes:Deviates", claims, **given)
     assert (without.status, waived.status) == (1, 0)
-    assert comparable(waived.results) == comparable(run(tmp_path / "whole", "fakes:Deviates", **given).results)
+    first, other = without.results, waived.results
+    again = resume(tmp_path / "without", "fakes:Deviates", claims, **given)
+    assert again.status == 0 and comparable(again.results) == comparable(other)
+    again = resume(tmp_path / "waived", "fakes:Deviates", claims, "--no-waivers", **given)
+    assert again.status == 1 and comparable(again.results) == comparable(first)
+    assert [claim.script for claim in again.results.claims if not claim.passes] != [""]
 
 
 @pytest.mark.slow
-def test_what_no_waiver_covers_any_more_is_run_again_for_its_script(tmp_path: Path) -> None:
-    path = tmp_path / "waivers.toml"
-    path.write_text(WAIVER)
-    given: dict[str, Any] = {"FAKE_WAIVERS": str(path)}
-    run(tmp_path, "fakes:Deviates", **given)
-    without = resume(tmp_path, "fakes:Deviates", "--no-waivers", **given)
-    whole = run(tmp_path / "whole", "fakes:Deviates", "--no-waivers", **given)
-    assert without.status == 1 and comparable(without.results) == comparable(whole.results)
-    assert [claim.script for claim in without.results.claims if not claim.passes] != [""]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "told"),
-    [
-        ("--seed=4", "seed is 0, and 4 in this run; run everything, without --resume"),
-        ("--allow-quality", "options is "),
-        ("--claim=*per_channel*", "claims is 2, and 1 in this run"),
-    ],
-)
-def test_a_run_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, good: Ran, option: str, told: str) -> None:
+def test_a_run_of_another_kind_is_refused_and_left_as_it_is(tmp_path: Path, good: Ran) -> None:
     before = (good.folder / "results.jsonl").read_bytes()
-    ran = resume(good.folder.parent, "fakes:Good", option)
-    assert ran.status == 4 and "--resume: " in ran.err and f"is of another run: {told}" in ran.err
+    ran = resume(good.folder.parent, "fakes:Good", "--seed=4")
+    told = "is of another run: seed is 0, and 4 in this run; run everything, without --resume"
+    assert ran.status == 4 and "--resume: " in ran.err and told in ran.err
     assert "Traceback" not in ran.err and (good.folder / "results.jsonl").read_bytes() == before
 
 
@@ -114,7 +100,7 @@ def test_a_kernel_that_was_edited_since_is_run_again(tmp_path: Path) -> None:
     kernel = tmp_path / "device.py"
     kernel.write_text("from fakes import Good\n\n\nclass Device(Good):\n    pass\n")
     given: dict[str, Any] = {"cwd": tmp_path, "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(tmp_path)])}
-    one = "--claim=nn.Linear/*"
+    one = "--claim=nn.Linear/*per_tensor*"
     right = run(tmp_path, "device:Device", one, **given)
     assert right.status == 0 and right.results.header.resumed == 0
     taken = resume(tmp_path, "device:Device", one, **given)
@@ -144,25 +130,28 @@ def test_a_vendor_runs_again_what_failed_and_merges_it_into_the_whole(tmp_path: 
     kernel = tmp_path / "device.py"
     kernel.write_text(PARTLY)
     given: dict[str, Any] = {"cwd": tmp_path, "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(tmp_path)])}
-    first = run(tmp_path / "first", "device:Device", **given)
+    claims = "--claim=nn.*"
+    first = run(tmp_path / "first", "device:Device", claims, **given)
     failing = [row.id for row in first.results.judged if not row.passes]
     assert first.status == 1 and 0 < len(failing) < len(first.results.judged)
     file = f"--failed-of={first.folder / 'results.jsonl'}"
-    again = run(tmp_path / "again", "device:Device", file, **given)
+    again = run(tmp_path / "again", "device:Device", claims, file, **given)
     assert (again.status, again.results.outcome) == (1, Outcome.FAIL)
     assert comparable(again.results) == comparable(first.results)
     assert again.results.header.resumed == len(first.results.judged) - len(failing)
     kernel.write_text("from fakes import Good\n\n\nclass Device(Good):\n    pass\n")
-    mended = run(tmp_path / "mended", "device:Device", file, **given)
+    mended = run(tmp_path / "mended", "device:Device", claims, file, **given)
     assert all(row.passes for row in mended.results.judged)
     assert [row.id for row in mended.results.judged] == [row.id for row in first.results.judged]
     assert (mended.status, mended.results.outcome, mended.results.header.sources_sha256) == (1, Outcome.INCOMPLETE, "")
     assert "is of other sources; run everything to see what holds" in mended.out
-    one, other = f"--resume={mended.folder / 'results.jsonl'}", f"--failed-of={mended.folder / 'results.jsonl'}"
-    refused, loop = (run(tmp_path / "on", "device:Device", option, **given) for option in (one, other))
+    of_two = mended.folder / "results.jsonl"
+    refused, loop = (
+        run(tmp_path / "on", "device:Device", claims, f"--{option}={of_two}", **given)
+        for option in ("resume", "failed-of")
+    )
     assert refused.status == 4 and "does not say which sources it is of" in refused.err
     assert loop.status == 1 and loop.results.outcome is Outcome.INCOMPLETE, "also the next time"
-    assert run(tmp_path, "device:Device", one, file, **given).status == 4
 
 
 @pytest.mark.slow
@@ -204,14 +193,18 @@ def test_a_claim_without_all_of_its_checks_is_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_there_or_was_edited_is_refused(tmp_path: Path, good: Ran) -> None:
-    edited = tmp_path / "edited.jsonl"
-    missing = run(tmp_path, "fakes:Good", f"--resume={edited}")
-    edited.write_text((good.folder / "results.jsonl").read_text().replace('"outcome": "pass"', '"outcome": "skip"', 1))
-    ran = run(tmp_path, "fakes:Good", f"--resume={edited}")
-    assert [missing.status, ran.status] == [4, 4]
-    assert f"--resume: {edited}: cannot be read: No such file" in missing.err
-    assert f"--resume: {edited}: disagrees with itself: the footer's sha256" in ran.err
+@pytest.mark.parametrize(
+    ("names", "changes", "told"),
+    [("a", {"allow_quality": True}, "options is "), ("ab", {}, "claims is 1, and 2 in this run")],
+)
+def test_a_run_with_other_options_or_claims_is_another(
+    tmp_path: Path, names: str, changes: dict[str, Any], told: str
+) -> None:
+    first = Session(tmp_path, ["a"])
+    first.whole(first.claims[0])
+    first.finish()
+    with pytest.raises(ResultsError, match=f"is of another run: {told}"):
+        read_earlier(Session(tmp_path / "now", names, resume=first.path, **changes).run)
 
 
 # -- which units are taken --------------------------------------------------------------------------------------------
