@@ -12,8 +12,6 @@ from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import Stepped
 from tests.mutants.requantize_kinds import declares, rounded
 
-FLOORS = IntegerBackend(rounded(torch.floor), "floors")
-"""Rounds down, and says nothing."""
 FLOORS_AS_DECLARED = IntegerBackend(rounded(torch.floor), "floors_as_declared", **declares(mode=RoundingMode.DOWN))
 """Rounds down, and says so."""
 FLOORS_UNLIKE_DECLARED = IntegerBackend(rounded(torch.floor), "floors", **declares(mode=RoundingMode.HALF_EVEN))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -35,12 +34,6 @@ class Shouts(Good):
 
     name = f"npu{EVIL}"
     engine = ""
-
-    def __init__(self) -> None:
-        if PLACE == "constructor":
-            raise RuntimeError(EVIL)
-        if PLACE == "waivers":
-            self.waivers = Path(f"none{EVIL}.toml")
 
     def unavailable_reason(self) -> str | None:
         return EVIL if PLACE == "unavailable" else None
