@@ -8,7 +8,7 @@ import os
 import pickle
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_a_subgraph_of_a_graph_is_a_graph() -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (PTQ, 1), (QAT, 0)], ids=str)
+@pytest.mark.parametrize(("setup", "seed"), [(PTQ, 0), (QAT, 0)], ids=str)
 def test_the_reference_backend_holds(setup: ModelSetup, seed: int) -> None:
     result = result_of(bench_of(ReferenceBackend(), graphs=70, seed=seed), setup, number=seed)
     found = (result.verdict, result.reason.partition(":")[0], evidence_of(result)["otherwise"])
@@ -208,11 +208,8 @@ def test_only_stress_has_such_jobs() -> None:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 FAULTS = [
-    ("WrongCat", "REFUTED", "AssertionError", 2),
-    ("Raises", "REFUTED", "RuntimeError: no such kernel", 2),
     ("Aborts", "CRASHED", "", 2),
     ("Repeats", "REFUTED", "AssertionError", 1),
-    ("InFloat", "FALLBACK", "AssertionError", 1),
 ]
 
 
@@ -254,30 +251,18 @@ def _convolution() -> Step:
     return Step(op=torch.conv2d, parameters=(torch.nn.Parameter(torch.randn(3, 2, 3, 3)), None))
 
 
-OF_QNNPACK: dict[str, tuple[Callable[[], Step], tuple[int, ...], torch.dtype, str]] = {
-    "2: max pooling with dilation and padding": (
-        lambda: Step(op=torch.nn.MaxPool2d(3, padding=1, dilation=2)), (1, 1, 7, 6), torch.quint8,
-        "AssertionError: at ",
-    ),
-    "1: no kernels for qint8, of a function with a weight": (
-        _convolution, (1, 2, 7, 6), torch.qint8, "RuntimeError: quantized::conv",
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("finding", OF_QNNPACK)
-def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_path: Path) -> None:
-    step, shape, dtype, said = OF_QNNPACK[finding]
+def test_a_kernel_of_qnnpack_that_is_missing_shows_in_a_script(tmp_path: Path) -> None:
+    """It has none for qint8, of a function with a weight."""
     bench = bench_of(QnnpackBackend(), "qnnpack")
     case = Case(
-        name="wrong", build=lambda: OneInput([step()]), inputs=(Input(shape=shape),),
+        name="wrong", build=lambda: OneInput([_convolution()]), inputs=(Input(shape=(1, 2, 7, 6)),),
         regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
     )  # fmt: skip
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
-    setup = replace(PTQ, activation=dtype)
+    setup = replace(PTQ, activation=torch.qint8)
     reference = quantize_model(bench, build_model(case), claims, setup, draw_calibration_inputs(case)).reference
     batches = [batch for _, batch in draw_static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
     failures = [
@@ -285,8 +270,9 @@ def test_a_kernel_of_qnnpack_that_is_wrong_shows_in_a_script(finding: str, tmp_p
         for batch in batches
         if (check := run_and_judge(bench, "wrong", reference, [batch])).verdict == "REFUTED"
     ]
-    script = script_of(failures[0], bench, name=f"finding {finding}", message=failures[0].check.message)
-    assert fails_standalone(script, "qnnpack") and said in alone(tmp_path, script).stderr
+    script = script_of(failures[0], bench, name="finding 1", message=failures[0].check.message)
+    assert fails_standalone(script, "qnnpack")
+    assert "RuntimeError: quantized::conv" in alone(tmp_path, script).stderr
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.base import Backend, Capabilities, Execution, Representation
+from backends.base import Backend, Capabilities, Representation
 from backends.native_tables import native_config
 from refimpl import BackendConfig
 from refimpl.invariants import is_dequantize, is_quantize
@@ -93,15 +93,6 @@ class WrongCatOfQuantized(WrongCat):
     representation = Representation.QUANTIZED
 
 
-class Raises(Honest):
-    """Has no kernel for a pool behind a convolution."""
-
-    def wrong(self, node: Node, kinds: dict[Node, Any], right: Any, times: int) -> Any:
-        if kinds[node] is nn.MaxPool2d and any("Conv" in str(kind) for kind in kinds.values()):
-            raise RuntimeError("no such kernel")
-        return right
-
-
 class Aborts(Honest):
     """Dies in a product of a relu."""
 
@@ -116,18 +107,3 @@ class Repeats(Honest):
 
     def wrong(self, node: Node, kinds: dict[Node, Any], right: Any, times: int) -> Any:
         return right * 0.5 if kinds[node] is torch.flatten and times > 1 else right
-
-
-class InFloat(Honest):
-    """Says that it pools in float."""
-
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        self.graph = reference_model
-        return super().lower(reference_model, example_inputs)
-
-    def execution(self, lowered: Callable[..., Any]) -> Execution:
-        pools = [each.target for each in self.graph.graph.nodes if each.op == "call_module"]
-        kinds = {name: type(self.graph.get_submodule(str(name))).__name__ for name in pools}
-        floating = [f"{name} ({kind}): no kernel" for name, kind in kinds.items() if "AdaptiveAvg" in kind]
-        fallbacks = () if "FAKE_FIXED" in os.environ else tuple(floating)
-        return Execution(quantized_ops=("some",), float_fallbacks=fallbacks)
