@@ -74,7 +74,7 @@ def test_init_says_what_to_type_and_that_runs(release: Release, empty: Path) -> 
         "--backend=my_npu.backend:MyNpu",
         "--without-execution-evidence",
     ]
-    done = release.run("-m", *words, "--profile=quick", "-q", "-n2", cwd=empty / "my_npu")
+    done = release.run("-m", *words, "--profile=quick", "-q", cwd=empty / "my_npu")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

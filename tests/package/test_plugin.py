@@ -69,7 +69,7 @@ def test_the_options_are_there_only_when_the_suite_is_asked_for(release: Release
 
 
 def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
-    words = ("--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", "-n2")
+    words = ("--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", "-n1")
     done = release.run(*SUITE, *words, cwd=empty)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warnings" not in done.stdout and "qnnpack: PASS" in done.stdout
