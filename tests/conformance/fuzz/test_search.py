@@ -31,7 +31,6 @@ from conformance.fuzz.graph import (
     DrawnCall,
     DrawnGraph,
     patterns_of,
-    subgraph_of,
     waived_patterns,
 )
 from conformance.ops.op_model import Input, OneInput, Step
@@ -135,14 +134,6 @@ def test_what_is_drawn_is_within_the_limits_of_groups_and_channels() -> None:
     bound = layers_of(Capabilities(limits={name: {"groups": (1,), "out_channels": lambda count: count > 1}}))
     assert any(layer.groups > 1 for layer in free) and any(layer.c_out == 1 for layer in free)
     assert bound and all(layer.groups == 1 and layer.c_out > 1 for layer in bound)
-
-
-def test_a_subgraph_of_a_graph_is_a_graph() -> None:
-    graph = next(graph for graph in drawn(PTQ, range(100)) if len(graph.calls) > 4 and len(graph.outputs) > 1)
-    for call in graph.calls:
-        subgraph = subgraph_of(graph, [call])
-        assert subgraph is not None and subgraph.calls[0].pattern == call.pattern
-        build_model(subgraph.to_case())(*draw_calibration_inputs(subgraph.to_case())[0])
 
 
 # -- nothing wrong, nothing found -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from backends.base import Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.machine.isolation import Ending, Forked, InProcess, Isolation, Serve
-from conformance.machine.messages import Begin, Trace, make_portable
+from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.job import Job
 from conformance.run import exercise
 from conformance.stages.bench import Bench
@@ -23,7 +23,6 @@ from reports.codec import Message
 from reports.numbers import Scalar
 from reports.schema import Check, Measurement, evidence
 from reports.verdicts import Verdict
-from tests.conformance.support.fake_backends import fakes
 
 STAGES = stages_of(ReferenceBackend())  # it gives no Quantizer
 
@@ -83,17 +82,6 @@ def test_checks_come_one_by_one_and_then_the_decisions_and_what_was_measured(ser
     assert list(messages) == [*given, Trace(decisions=decisions, graphs={}), MEASUREMENT]
 
 
-def test_the_graphs_are_shown_of_a_claim_that_is_not_verified(serving: Serving) -> None:
-    *_, last = serving(CHECK, replace(CHECK, stage="lower", outcome="fail", verdict=Verdict.REFUTED))("a")
-    assert last == Trace(graphs=GRAPHS)
-
-
-def test_what_shows_the_execution_is_sent_and_no_graphs_of_what_is_only_unshown(serving: Serving) -> None:
-    shown = ExecutionEvidence(kind="none", text="numbers cannot tell")
-    *_, last = serving(CHECK, replace(CHECK, stage="execution", verdict=Verdict.UNSHOWN), shown=shown)("a")
-    assert last == Trace(execution="none", sureness="numbers cannot tell")
-
-
 @isolated
 @pytest.mark.parametrize("values", [{"x": object()}, {"x": float("nan")}, {"graph": 3}])
 def test_a_message_that_the_file_cannot_hold_is_refused_where_it_is_made(
@@ -119,19 +107,6 @@ def test_messages_of_a_job_are_checked_too(isolate: Callable[[Serve[str]], Isola
     isolation.close()
     assert (result.messages, result.ending) == ((MEASUREMENT,), Ending.ERROR)
     assert "'values.x' is [1]; expected a string or an integer" in result.message
-
-
-def test_a_unit_is_served_by_its_id() -> None:
-    backend = fakes.Good()
-    bench = Bench(backend, seed=0, profile="quick")
-    claims = enumerate_claims(bench.config, bench.capabilities)
-    job = Job(id="fact/t/s", run=lambda bench: iter([replace(MEASUREMENT, subject=bench.backend.name)]))
-    serve = exercise.make_server(bench, {job.id: job, claims[0].id: claims[0]})
-    assert list(serve(job.id)) == [replace(MEASUREMENT, subject="good")]
-    *checks, trace = without_begin(serve(claims[0].id))
-    assert [check.stage for check in checks if isinstance(check, Check)] == list(STAGES) and len(checks) == len(STAGES)
-    assert isinstance(trace, Trace) and trace.decisions
-    assert [make_portable(message) for message in checks] == checks
 
 
 def test_a_process_is_warmed_by_claims_that_the_reference_backend_passes() -> None:

@@ -21,19 +21,6 @@ def session(tmp_path: Path) -> Callable[..., Session]:
     return lambda *names, **settings: Session(tmp_path, names, **settings)
 
 
-def test_verified_claims_pass(session: Callable[..., Session]) -> None:
-    run = session("a", "b")
-    for c in run.claims:
-        run.whole(c, max_lsb=0.4, slack_lsb=0.5)
-    status, results = run.finish()
-    assert status == 0 and results.outcome is Outcome.PASS and not results.problems
-    first = results.claims[0]
-    assert (first.verdict, first.reason, first.max_lsb, first.waived) == (PASS, "", 0.4, False)
-    assert first.decisions == [{"node": "x"}] and first.seconds == 0.5 * len(STAGES)
-    assert first.repro == "pytest --pyargs conformance --backend=fakes:Good --seed=3 --claim a/static:int8"
-    assert results.footer and results.footer.peak_mib == 300.0
-
-
 @pytest.mark.parametrize(
     ("verdict", "result", "is_allowed", "status"),
     [
