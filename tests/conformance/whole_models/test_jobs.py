@@ -34,8 +34,8 @@ from reports.verdicts import Verdict
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
 
-INTEGERS_ONLY = ("residual", "branches", "cat_of_ranges", "shared_relu", "shared_linear", "two_inputs", "resnet")
-"""The models of which the integer kernels know every op."""
+IN_INTEGERS = ("residual", "branches", "cat_of_ranges", "shared_relu", "shared_linear", "two_inputs", "resnet")
+"""The models that the integer kernels run."""
 
 
 FURTHER = frozenset(
@@ -74,7 +74,7 @@ def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("flow", "dtype"), (("ptq", "qint8"), ("qat", "quint8")))
-@pytest.mark.parametrize("name", INTEGERS_ONLY)
+@pytest.mark.parametrize("name", IN_INTEGERS)
 def test_honest_kernels_are_verified(name: str, flow: str, dtype: str) -> None:
     result = run(name, Backend(), flow, dtype)
     assert result.verdict is Verdict.VERIFIED, result
@@ -121,7 +121,7 @@ def test_the_first_pattern_that_differs_is_named(name: str, what: str, kernels: 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("flow", ("ptq", "qat"))
-@pytest.mark.parametrize("name", [each.name for each in ARCHITECTURES if each.name not in INTEGERS_ONLY])
+@pytest.mark.parametrize("name", [each.name for each in ARCHITECTURES if each.name not in IN_INTEGERS])
 def test_the_reference_backend_holds(name: str, flow: str) -> None:
     bench = Bench(ReferenceBackend(), seed=0, profile="full")
     jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
