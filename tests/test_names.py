@@ -76,8 +76,8 @@ def test_exhaustive_tests_and_the_cheaper_ones_exist() -> None:
     }
     pairs = list_exhaustive()
     globs = [glob.partition("[")[0] for glob, _ in pairs]
-    assert len(pairs) > 40 and [glob for glob in globs if not fnmatch.filter(names, glob)] == []
+    assert len(pairs) > 20 and [glob for glob in globs if not fnmatch.filter(names, glob)] == []
     cheaper = {word for _, text in pairs for word in re.findall(r"\btest_\w+(?!\w*\.py)\*?", text)}
     short = {name.partition("::")[2] for name in names} | {Path(name.partition("::")[0]).stem for name in names}
-    assert len(cheaper) > 10 and [name for name in cheaper if not fnmatch.filter(short, name)] == []
+    assert len(cheaper) > 5 and [name for name in cheaper if not fnmatch.filter(short, name)] == []
     assert all(text for _, text in pairs)
