@@ -49,11 +49,7 @@ def test_no_form_is_less_accurate_than_the_better_of_torchs_or_convert_says_so(
     assert not found.warned or name in WARNED, "no warning without need"
 
 
-ARCHITECTURES = {
-    entry.name: entry
-    for entry in zoo.ENTRIES
-    if entry.prepare_custom() is entry.convert_custom() is entry.convert_mapping() is None
-}
+ARCHITECTURES = {entry.name: entry for entry in zoo.ENTRIES}
 
 
 def _built_entry(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
