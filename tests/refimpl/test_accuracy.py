@@ -102,7 +102,9 @@ CHUNKS, EXAMPLES = int(os.environ.get("ACCURACY_CHUNKS", "2")), 20
 def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None:
     """With its observers off the prepared model is the float model; no form is far from it where torch's is not.
 
-    Some are less accurate than torch's because torch leaves an op in float whose operands are keywords (PAT-08).
+    Some are less accurate than torch's because torch leaves an op in float whose operands are keywords (PAT-08). In
+    training a range that several values share is the average of theirs, and clips the widest: torch is no measure
+    where it tears such sharing apart (OBS-02).
     """
 
     @seed(chunk)
@@ -113,6 +115,7 @@ def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None
     @given(program=programs(5, tuple(EVERY), may_take_names=True))
     def check(program: Program) -> None:
         found = measure(partial(_built, program), "x86", is_qat=is_qat, draws=3)
+        found = replace(found, torchs={}) if is_qat and found.torn else found
         near = frozenset(form for form, ratios in found.ours.items() if min(ratios) > NEAR)
         problems = replace(found, warned=found.warned | near).problems()
         assert not problems, (problems, program, found)

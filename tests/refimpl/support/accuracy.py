@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import refimpl
 from backends.torch_engine import engine as engine_of
 from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.parity import torn
 from tests.refimpl.support.ratios import CONFIGS, decibels
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...]]]
@@ -42,7 +43,8 @@ class Accuracy:
 
     ``prepared``: of the prepared model with its observers and fake quantizes off. ``warned``: the forms for which
     convert warned. ``lost``: what an op with a number loses by the log of each form, at most. ``own_form``: the forms
-    that are held to torch's of the same kind only, see `measure`.
+    that are held to torch's of the same kind only, see `measure`. ``torn``: the ops that share one observer by the
+    config, and not in torch's prepared model (OBS-02).
     """
 
     prepared: float
@@ -51,6 +53,7 @@ class Accuracy:
     warned: frozenset[str]
     lost: Mapping[str, float]
     own_form: frozenset[str] = frozenset()
+    torn: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """List what is less accurate than torch without a word, and a prepared model that computes otherwise."""
@@ -91,7 +94,7 @@ def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRA
             module.momentum = 0.0
     batches = [draw_like(examples, draw) for draw in range(draws * BATCHES)]
     ours, warned, prepared, losses = _convert_ours(model, batches, engine, is_qat)
-    torchs = _convert_torchs(model, batches, engine, is_qat)
+    torchs, apart = _convert_torchs(model, batches, engine, is_qat)
     off = copy.deepcopy(prepared).apply(switch_off)
     want = _run_all(copy.deepcopy(model), batches)
     same = min(map(decibels, want[::BATCHES], _run_all(off, batches[::BATCHES])))
@@ -103,7 +106,9 @@ def measure(build: Build, engine: str, *, is_qat: bool = False, draws: int = DRA
     drops = any(map(_is_dropout, prepared.modules())) or any(map(_calls_dropout, prepared.graph.nodes))
     if drops:
         own_form |= {"reference", "exported"}
-    return Accuracy(prepared=same, ours=found, torchs=theirs, warned=warned, lost=losses, own_form=frozenset(own_form))
+    return Accuracy(
+        prepared=same, ours=found, torchs=theirs, warned=warned, lost=losses, own_form=frozenset(own_form), torn=apart
+    )
 
 
 def _is_dropout(module: nn.Module) -> bool:
@@ -172,8 +177,11 @@ def _find_loss(converted: nn.Module, form: str) -> float:
 
 def _convert_torchs(
     model: nn.Module, batches: Sequence[tuple[Any, ...]], engine: str, is_qat: bool
-) -> dict[str, nn.Module]:
-    """Return torch's forms, as far as torch can make them: what it cannot is no number to be held to."""
+) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+    """Return torch's forms, as far as torch can make them, and the ops that it tears apart (OBS-02).
+
+    What torch cannot make is no number to be held to.
+    """
     prepare: Any = torch_fx.prepare_qat_fx if is_qat else torch_fx.prepare_fx
     mapping = getattr(flows.torch_mappings, f"get_default_{'qat_' if is_qat else ''}qconfig_mapping")(engine)
     config = flows.torch_config(CONFIGS[engine])
@@ -190,13 +198,13 @@ def _convert_torchs(
             prepared = prepare(floating, mapping, copy.deepcopy(batches[0]), backend_config=config)
             flows.calibrate(prepared, list(copy.deepcopy(batches)) * (ROUNDS if is_qat else 1))
         except Exception:
-            return made
+            return made, ()
         for form, convert in converts.items():
             try:
                 made[form] = convert(copy.deepcopy(prepared.eval()), backend_config=config)
             except Exception:
                 continue
-    return made
+    return made, torn(prepared, CONFIGS[engine])
 
 
 def _run_all(model: nn.Module, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
