@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from reports.results import Results, read_results
 from reports.verdicts import Outcome
@@ -22,6 +23,9 @@ Row = dict[str, Any]
 
 settings.register_profile("project", deadline=None, derandomize=True)  # machines are noisy, tests are not
 settings.load_profile("project")
+# Hypothesis draws constants of the project's modules, too: of those that are imported by then, which depends on what
+# other tests a process has run.
+setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
