@@ -308,3 +308,26 @@ def test_batch_norm_normalizes_by_its_input_where_the_sixth_argument_says_so() -
 
     assert torch.equal(bound(True), bound(training=True))
     assert torch.equal(bound(False), bound()) and not torch.equal(bound(True), bound())
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_bag_that_is_left_in_float_is_off_by_the_sum_of_its_rows() -> None:
+    """Three rows of numbers of at most 2 in magnitude: γ₅·3·2."""
+    bag = nn.EmbeddingBag.from_pretrained(torch.tensor([[1.0, -2.0], [0.5, 1.5], [0.25, 1.0]]), mode="sum")
+    call = OpCall(function=bag, args=(torch.tensor([[0, 1, 2]]),), kwargs={}, capabilities=Capabilities())
+    call = replace(call, result=call.evaluate(lambda value: value.real))
+    found = OP_RULES[nn.EmbeddingBag].bound(call)["accumulation"].flatten().tolist()
+    assert found == pytest.approx([float(gamma(5)) * 3 * 2] * 2, rel=1e-9)
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_cubic_interpolation_is_off_by_its_coordinates_on_each_axis_and_its_sums() -> None:
+    """Two axes of 2, made 4, of numbers of at most 3: c is off by 5u·5; Σ|w'| ≤ 4, Σ|w| ≤ 1.375; γ₁₁ for the sums."""
+    operand = Value(real=torch.tensor([[[[1.0, -3.0], [2.0, 0.5]]]]).double())
+    call = OpCall(
+        function=F.interpolate, args=(operand, (4, 4), None, "bicubic"), kwargs={}, capabilities=Capabilities()
+    )
+    call = replace(call, result=call.evaluate(lambda value: value.real))
+    found = OP_RULES[F.interpolate].bound(call)["function"].flatten().tolist()
+    expected = (2 * 4 * 1.375 * 25 * float(U) + float(gamma(11)) * 1.375**2) * 3
+    assert found == pytest.approx([expected] * 16, rel=1e-9)
