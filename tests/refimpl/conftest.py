@@ -41,12 +41,3 @@ def faster_torch() -> Iterator[None]:
         patch.setattr(torch.fx.proxy, "CapturedTraceback", NoTraceback)
         patch.setattr(HistogramObserver, "_non_linear_param_search", search_once)
         yield
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For small models: more threads take longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

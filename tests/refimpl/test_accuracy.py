@@ -24,7 +24,7 @@ from tests.refimpl.support.graph_ops import EVERY, GROUPS
 from tests.refimpl.support.ratios import decibels, make, run
 
 RULES = ("TRC-01", "TRC-02", "TRC-03", "OBS-16", "OBS-17", "OBS-18", "OBS-19", "QAT-04", "PAT-08")
-pytestmark = [pytest.mark.usefixtures("one_thread"), *(pytest.mark.rule(rule) for rule in RULES)]
+pytestmark = [pytest.mark.rule(rule) for rule in RULES]
 
 IS_ALL = bool(os.environ.get("ACCURACY_ALL"))
 """All engines, and the list of the parity tests too: `tox -e accuracy`."""

@@ -44,9 +44,6 @@ def held_to(*rules: str) -> Callable[[Any], Any]:
     return mark
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # ---- the fixed list ---------------------------------------------------------------------------------------
 
 
