@@ -57,6 +57,6 @@ def test_what_requantize_says_twice_is_a_bool() -> None:
 
 @pytest.mark.slow
 def test_the_run_ends_with_the_line(tmp_path: Path) -> None:
-    ran = run_hostile(tmp_path, "meddlers:DeclaresOddly", HOSTILE_KIND="tensor")
+    ran = run_hostile(tmp_path, "meddlers:DeclaresOddly")
     assert ran.status == 4 and "Capabilities.tie_steps: found " in ran.err, ran.said
     assert len([line for line in ran.err.splitlines() if line]) == 1

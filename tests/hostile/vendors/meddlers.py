@@ -41,10 +41,10 @@ class TakesPlaces(Wrong):
 
 
 class DeclaresOddly(Good):
-    """Declares a text, or a tensor, where a number is to be."""
+    """Declares a tensor where a number is to be."""
 
     def capabilities(self) -> Capabilities:
-        odd: Any = {"text": "many", "tensor": torch.ones(2, 2)}[os.environ["HOSTILE_KIND"]]
+        odd: Any = torch.ones(2, 2)
         return Capabilities(tie_steps=odd)
 
 
