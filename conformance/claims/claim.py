@@ -12,16 +12,19 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 
 from backends.base import Capabilities
+from conformance.claims.kinds import Kind, kind_of
 from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
-from conformance.ops.fused_modules import root_of
+from conformance.ops.fused_modules import root_of, weight_axis_of
 from conformance.ops.table import WEIGHTED
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from conformance.oracle.error_bounds import MOVES
+from conformance.oracle.table import rule_of
+from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
@@ -31,7 +34,7 @@ Flow = Literal["ptq", "qat"]
 """Post-training quantization, or quantization-aware training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """One thing that a backend says it can do.
 
@@ -55,6 +58,53 @@ class Claim:
 
     def __str__(self) -> str:
         return self.id
+
+    @cached_property
+    def kind(self) -> Kind:
+        """How the dtype config quantizes."""
+        return kind_of(self.dtypes)
+
+    @cached_property
+    def ops(self) -> tuple[Any, ...]:
+        """The pattern's ops, in forward order."""
+        return tuple(leaves(self.entry.normal_pattern))
+
+    @cached_property
+    def root(self) -> Any:
+        """The first op; of a fused or QAT module, the float op at its root."""
+        return root_of(self.ops[0])
+
+    @cached_property
+    def weight_axis(self) -> int:
+        """The axis of a weight's output channels."""
+        return weight_axis_of(self.ops)
+
+    @cached_property
+    def moves_only(self) -> bool:
+        """Whether the pattern shares its observer and only moves or selects values. (NUM-05)"""
+        shares = self.entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+        return shares and all(map(op_moves, self.ops))
+
+    @cached_property
+    def own_modules(self) -> tuple[type, ...]:
+        """The classes of the pattern's modules that are not torch's own: tracing would go into them."""
+        kinds = [op for op in self.ops if isinstance(op, type)]
+        return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))
+
+    @property
+    def has_weighted_module(self) -> bool:
+        """Whether the root is a module that holds a weight, or a fused one with such a module inside.
+
+        A vendor's own module is one if the entry names it as ``root_module``.
+        """
+        is_own_root = self.root is self.entry.root_module and self.root in self.own_modules
+        return isinstance(self.root, type) and (self.root in WEIGHTED or is_own_root)
+
+
+def op_moves(op: Any) -> bool:
+    """Tell whether an op only moves or selects values. (NUM-05)"""
+    rule = rule_of(op)
+    return rule is not None and rule.arithmetic == MOVES
 
 
 def _dtype_text(constraints: DTypeWithConstraints) -> str:

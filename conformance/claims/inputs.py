@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.effort import Effort
-from conformance.claims.qconfigs import INTEGERS, kind_of
+from conformance.claims.kinds import INTEGERS
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
 
@@ -129,7 +129,7 @@ def draw_inputs(
     """Draw the inputs of a case from their own seed, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if kind_of(claim.dtypes) not in INTEGERS:
+        if claim.kind not in INTEGERS:
             return draw_float_inputs(case, random=max(1, effort.random))
         directed = effort.directed if case.is_first else effort.further
         return draw_static_inputs(case, grids, directed=directed, random=effort.random)

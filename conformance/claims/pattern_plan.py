@@ -148,7 +148,7 @@ def plan_registered(claim: Claim, registered: Registered) -> PatternPlan | str:
     The root is a weighted op of the pattern, else the first op in it that the suite knows, else the entry's
     ``root_module``.
     """
-    ops = [root_of(leaf) for leaf in leaves(claim.entry.normal_pattern)]
+    ops = [root_of(leaf) for leaf in claim.ops]
     known = [op for op in (*ops, claim.entry.root_module) if op in OP_SAMPLES]
     if not known:
         return f"no op of {claim.pattern} is known to the suite, nor a root_module: register a build without root"
@@ -201,7 +201,7 @@ def is_norm(op: Any) -> bool:
 
 
 def _cannot_build(what: str, claim: Claim) -> str:
-    for leaf in leaves(claim.entry.normal_pattern):
+    for leaf in claim.ops:
         if isinstance(leaf, str) and not hasattr(torch.Tensor, leaf):
             return f"torch.Tensor has no method {leaf}: the entry can never match"
     register = f"conformance.vendor.register({claim.pattern}, build, inputs)"

@@ -13,17 +13,17 @@ from backends.base import Capabilities
 from conformance.claims.build import Preluded
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.kinds import Kind, fixed_qparams_of
 from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
-from conformance.claims.qconfigs import Kind, fixed_qparams_of, fixed_range_of, kind_of
+from conformance.claims.qconfigs import fixed_range_of
 from conformance.claims.quick import Share, choose_cases
 from conformance.claims.registered_plan import evaluate, keep_finite, list_registered
 from conformance.claims.registry import Registered, registered_for
-from conformance.claims.traits import moves_only
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from refimpl import ObservationType
-from refimpl.patterns import leaf_name, leaves
+from refimpl.patterns import leaf_name
 
 # Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
 # from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to the end of int32.
@@ -70,7 +70,7 @@ def plan_cases(
     this one gets its share. ``has_prelude``: an identity may stand before the pattern, so that a pattern of fixed
     qparams also gets an input outside of them that another op made.
     """
-    kind, registered = kind_of(claim.dtypes), registered_for(claim.entry.normal_pattern)
+    kind, registered = claim.kind, registered_for(claim.entry.normal_pattern)
     if kind is Kind.OTHER:
         return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
     plan, chosen = plan_pattern(claim), list[Case]()
@@ -185,7 +185,7 @@ def _assign_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
     pairs = [(variant, _choose_regime(variant, regime, turns)) for variant, regime in in_turn]
     met = [regime for _, regime in pairs]
     more = [(variants[0], regime) for regime in regimes if regime not in met]
-    if claim.scheme == NO_WEIGHT and not moves_only(claim):
+    if claim.scheme == NO_WEIGHT and not claim.moves_only:
         shapes = [variant for variant in variants if variant.varied == ("shape",)]
         ends = [regime for regime in turns if regime.name in ("positive", "negative")]
         more = [*itertools.product(variants[:1], regimes), *itertools.product(shapes, ends)]
@@ -205,7 +205,7 @@ def _try_fixed_grid(claim: Claim, variant: Case) -> list[Case]:
     goes beyond 1 whatever the grid. Of an op that cannot, such as a sigmoid, there are none.
     """
     fixed, ends = fixed_qparams_of(claim.dtypes), fixed_range_of(claim.dtypes)
-    if fixed is None or ends is None or kind_of(claim.dtypes) is not Kind.FIXED:
+    if fixed is None or ends is None or claim.kind is not Kind.FIXED:
         return []
     (low, high), width, step = ends, ends[1] - ends[0], fixed[0]
     regimes = (
@@ -229,7 +229,7 @@ def _choose_regime(variant: Case, regime: Regime, turns: Sequence[Regime]) -> Re
 
 
 def _is_relevant(regime: Regime, claim: Claim) -> bool:
-    kind = kind_of(claim.dtypes)
+    kind = claim.kind
     if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
         return regime.name == "signed" or 1.0 < regime.bias < math.inf
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
@@ -242,5 +242,5 @@ def _is_relevant(regime: Regime, claim: Claim) -> bool:
 
 def _has_norm(claim: Claim) -> bool:
     """Tell whether a batch norm is in the claim's pattern, or inside of a fused module of it."""
-    modules = [leaf for leaf in leaves(claim.entry.normal_pattern) if isinstance(leaf, type)]
+    modules = [leaf for leaf in claim.ops if isinstance(leaf, type)]
     return any(is_norm(member) for leaf in modules for member in MEMBERS.get(QAT_OF.get(leaf, leaf), (leaf,)))

@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.nn.modules.conv import _ConvTransposeNd
 
 import refimpl
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.ops.fused_modules import root_of
-from refimpl.dtype_choice import round_to_float32
+from conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
 from refimpl.dtype_config import DTypeConfig
 from refimpl.observers import dtype_range, is_quantized_dtype
-from refimpl.patterns import leaves
-
-
-class Kind(Enum):
-    """How a dtype config quantizes."""
-
-    STATIC = "static"
-    """Activations are integers with qparams known before the run."""
-
-    FIXED = "fixed qparams"
-    """Static, with one scale and zero point that the dtype config prescribes."""
-
-    DYNAMIC = "dynamic"
-    """Activations are quantized by what each run brings; the result is float."""
-
-    FLOAT16 = "float16"
-    """Activations and weights in half precision."""
-
-    WEIGHT_ONLY = "weight only"
-    """Integers in the weight only; float in and out."""
-
-    OTHER = "other"
-    """Anything else: the suite has no QConfig for it."""
-
 
 WEIGHT_OBSERVERS: dict[str, tuple[Any, torch.qscheme]] = {
     "per_tensor_symmetric": (refimpl.MinMaxObserver, torch.per_tensor_symmetric),
@@ -50,34 +22,6 @@ WEIGHT_OBSERVERS: dict[str, tuple[Any, torch.qscheme]] = {
     "per_channel_affine_float_qparams": (refimpl.PerChannelMinMaxObserver, torch.per_channel_affine_float_qparams),
 }
 """The observer and the qscheme of a weight, by weight scheme."""
-INTEGERS = (Kind.STATIC, Kind.FIXED)
-"""The kinds whose activations lie on grids that are known before the run."""
-
-
-def kind_of(dtypes: DTypeConfig) -> Kind:
-    """Tell how a dtype config quantizes."""
-    if dtypes.input_dtype is torch.float16:
-        return Kind.FLOAT16
-    if dtypes.is_dynamic:
-        return Kind.DYNAMIC
-    if is_quantized_dtype(dtypes.input_dtype):
-        return Kind.STATIC if fixed_qparams_of(dtypes) is None else Kind.FIXED
-    is_float = dtypes.input_dtype in (None, torch.float32)
-    return Kind.WEIGHT_ONLY if is_float and is_quantized_dtype(dtypes.weight_dtype) else Kind.OTHER
-
-
-def fixed_qparams_of(dtypes: DTypeConfig) -> tuple[float, int] | None:
-    """Return the scale, as float32, and the zero point that a dtype config fixes at an end; None: it fixes none.
-
-    Wherever they are named, they are the result's, and the input is measured. (OBS-14)
-
-    One observer is asked for both ends of a static one; one of the two numbers without the other requires nothing, and
-    neither does what is said of any dtype. (DTY-01, DTY-05)
-    """
-    ends = [dtypes.input_dtype_with_constraints, *[dtypes.output_dtype_with_constraints] * (not dtypes.is_dynamic)]
-    pairs = [(each.scale_exact_match, each.zero_point_exact_match) for each in ends if each.dtype is not None]
-    fixed = ((round_to_float32(s), int(z)) for s, z in pairs if s is not None and z is not None)  # rule: DTY-05
-    return next(fixed, None)
 
 
 def fixed_range_of(dtypes: DTypeConfig) -> tuple[float, float] | None:
@@ -106,7 +50,7 @@ def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
         claim.preparation.choose_qconfig, claim.dtypes, qscheme, has_weight=claim.scheme != NO_WEIGHT,
         is_qat=claim.flow == "qat",
     )  # fmt: skip
-    if kind_of(claim.dtypes) is Kind.FIXED:
+    if claim.kind is Kind.FIXED:
         with contextlib.suppress(refimpl.QConfigError):
             return choose()
         return choose(activation=suite.activation)
@@ -116,10 +60,10 @@ def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
 def describe_misfit(claim: Claim) -> str | None:
     """Say why none of the QConfigs that a vendor gives fits a claim; None: one does, or the suite's are taken."""
     given = claim.preparation
-    if given.qconfigs is None or kind_of(claim.dtypes) is Kind.OTHER:
+    if given.qconfigs is None or claim.kind is Kind.OTHER:
         return None
     try:
-        if kind_of(claim.dtypes) is Kind.FIXED:
+        if claim.kind is Kind.FIXED:
             given.choose_input_qconfig(claim.dtypes)
         qconfig_for(claim)
     except refimpl.QConfigError as error:
@@ -129,8 +73,7 @@ def describe_misfit(claim: Claim) -> str | None:
 
 def suite_qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
     """Return the suite's own QConfig for a claim, exactly on the bounds of its dtype config."""
-    axis = weight_axis_of(claim)
-    return make_qconfig(claim.dtypes, claim.scheme, flow=claim.flow, axis=axis, is_symmetric=is_symmetric)
+    return make_qconfig(claim.dtypes, claim.scheme, flow=claim.flow, axis=claim.weight_axis, is_symmetric=is_symmetric)
 
 
 def make_qconfig(
@@ -144,7 +87,7 @@ def make_qconfig(
 
 def dynamic_range_of(claim: Claim) -> tuple[int, int] | None:
     """Return the integers that the claim's QConfig quantizes a dynamic input to; None: it is not dynamic."""
-    if kind_of(claim.dtypes) is not Kind.DYNAMIC:
+    if claim.kind is not Kind.DYNAMIC:
         return None
     arguments = _add_bounds(observer_arguments_of(claim.dtypes.input_dtype_with_constraints))
     return arguments["quant_min"], arguments["quant_max"]
@@ -161,7 +104,7 @@ def wide_qconfig_for(claim: Claim, config: refimpl.BackendConfig) -> refimpl.QCo
     arguments = observer_arguments_of(claim.dtypes.input_dtype_with_constraints)
     floor = max(arguments.pop("eps", 0.0), find_scale_floor(config, claim.dtypes.input_dtype))
     activation = make_min_max(claim.flow == "qat", arguments | ({"eps": floor} if floor else {}))
-    weight = _make_weight(claim.dtypes, Kind.STATIC, claim.scheme, weight_axis_of(claim), claim.flow == "qat")
+    weight = _make_weight(claim.dtypes, Kind.STATIC, claim.scheme, claim.weight_axis, claim.flow == "qat")
     return refimpl.QConfig(activation=activation, weight=weight)
 
 
@@ -232,18 +175,6 @@ def _make_weight(dtypes: DTypeConfig, kind: Kind, scheme: str, axis: int, is_qat
     if observer is refimpl.PerChannelMinMaxObserver:
         arguments["ch_axis"] = axis
     return refimpl.FakeQuantize.with_args(observer=observer, **arguments) if is_qat else observer.with_args(**arguments)
-
-
-def weight_axis_of(claim: Claim) -> int:
-    """Return the axis of a weight's output channels: 1 in transposed convolutions, else 0."""
-    roots = (root_of(leaf) for leaf in leaves(claim.entry.normal_pattern))
-    return int(any(is_transposed_convolution(root) for root in roots))
-
-
-def is_transposed_convolution(op: Any) -> bool:
-    """Tell whether an op is a transposed convolution, a module's class or a function."""
-    is_class = isinstance(op, type) and issubclass(op, _ConvTransposeNd)
-    return is_class or op in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def observer_arguments_of(*ends: refimpl.DTypeWithConstraints) -> dict[str, Any]:

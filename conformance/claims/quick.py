@@ -18,9 +18,7 @@ from torch import nn
 
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
-from conformance.claims.qconfigs import kind_of
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
-from refimpl.patterns import leaves
 
 _ALIKE: dict[Any, Any] = {F.relu: nn.ReLU, torch.relu: nn.ReLU}
 
@@ -37,13 +35,13 @@ def shares_of(claims: Iterable[Claim]) -> dict[str, Share]:
     """Return each claim's share, by its ID. Claims are on one op if their float ops and kind of dtypes are the same."""
     groups = defaultdict[object, list[str]](list)
     for claim in claims:
-        groups[_float_ops(claim), kind_of(claim.dtypes)].append(claim.id)
+        groups[_float_ops(claim), claim.kind].append(claim.id)
     return {name: Share(place=n, of=len(group)) for group in groups.values() for n, name in enumerate(group)}
 
 
 def _float_ops(claim: Claim) -> tuple[Any, ...]:
     """Return the float ops of a pattern, in order. Only for the root, module and function of one op differ."""
-    modules = (QAT_OF.get(leaf, leaf) for leaf in leaves(claim.entry.normal_pattern))
+    modules = (QAT_OF.get(leaf, leaf) for leaf in claim.ops)
     ops = [op for module in modules for op in MEMBERS.get(module, (module,))]
     return (ops[0], *(_ALIKE.get(op, op) for op in ops[1:]))
 

@@ -10,8 +10,7 @@ import torch
 
 from conformance.annotations.reading import Observed, PatternReading
 from conformance.claims.claim import has_weight
-from conformance.claims.qconfigs import is_transposed_convolution
-from conformance.ops.fused_modules import root_of
+from conformance.ops.fused_modules import weight_axis_of
 from refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.patterns import leaves
 from refimpl.qparams import dtype_range, is_quantized_dtype
@@ -183,7 +182,7 @@ def _read_weight(entry: BackendPatternConfig, reading: PatternReading) -> tuple[
         return "", DTypeWithConstraints()
     if not has_weight(entry):
         raise NoWordsError("its weight is quantized, and an entry for it has none")
-    axis = int(any(is_transposed_convolution(root_of(leaf)) for leaf in leaves(entry.normal_pattern)))
+    axis = weight_axis_of(leaves(entry.normal_pattern))
     scheme = _SCHEMES.get(weight.qscheme, "") if weight.qscheme is not None else ""
     if scheme.startswith("per_channel") and weight.axis != axis:
         raise NoWordsError(f"its weight is quantized along axis {weight.axis}: the output's channels are axis {axis}")

@@ -19,7 +19,7 @@ import torch.ao.nn.quantized.reference as nnqr
 from tabulate import tabulate
 
 from backends import onednn_fusers
-from conformance.claims.qconfigs import kind_of
+from conformance.claims.kinds import kind_of
 from conformance.claims_of.derive import ProbeRow
 from refimpl import (
     BackendConfig,

@@ -21,9 +21,9 @@ from torch import nn
 from backends.base import Capabilities
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
+from conformance.claims.kinds import INTEGERS
 from conformance.claims.pattern_plan import is_norm, is_taken
 from conformance.claims.plan import REGIMES
-from conformance.claims.qconfigs import INTEGERS, kind_of
 from conformance.fuzz.options import JOINS, PAIRS, options_for
 from conformance.ops.calls import Shape
 from conformance.ops.fused_modules import BENDING, BY_CHANNEL, FOLLOWERS
@@ -32,7 +32,7 @@ from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
 from conformance.ops.weighted import LayerShape
 from conformance.whole_models.flow import ModelSetup
-from refimpl.patterns import is_chain, leaf_name, leaves, pattern_name
+from refimpl.patterns import is_chain, leaf_name, pattern_name
 
 Choose = Callable[[Sequence[Any]], Any]
 """Picks one of several options."""
@@ -192,11 +192,11 @@ def _compute_shape(operands: Sequence[Shape], steps: Sequence[Step]) -> Shape:
 def patterns_of(claims: Iterable[Claim], setup: ModelSetup) -> dict[str, tuple[Any, ...]]:
     """Return the chains of ops in the tables that a setup quantizes statically: name → ops, in forward order."""
     return {
-        pattern_name(claim.entry.normal_pattern): tuple(leaves(claim.entry.normal_pattern))
+        pattern_name(claim.entry.normal_pattern): claim.ops
         for claim in claims
-        if kind_of(claim.dtypes) in INTEGERS and claim.dtypes.input_dtype == setup.activation
+        if claim.kind in INTEGERS and claim.dtypes.input_dtype == setup.activation
         if claim.flow == setup.flow or claim.entry.fuser_method is None  # what is fused may have no class for training
-        if is_chain(claim.entry.normal_pattern) and _can_draw(*leaves(claim.entry.normal_pattern))
+        if is_chain(claim.entry.normal_pattern) and _can_draw(*claim.ops)
     }
 
 

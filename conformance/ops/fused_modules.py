@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from conformance.ops import activations, arithmetic
 from conformance.ops.op_model import Step
@@ -54,6 +55,13 @@ def root_of(leaf: Any) -> Any:
     """Return the float op at the root of a fused or QAT module; of any other leaf, the leaf itself."""
     leaf = QAT_OF.get(leaf, leaf)
     return MEMBERS.get(leaf, (leaf,))[0]
+
+
+def weight_axis_of(ops: Iterable[Any]) -> int:
+    """Return the axis of the output channels in the weight of a pattern's ops: 1 in transposed convolutions, else 0."""
+    functions = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+    roots = map(root_of, ops)
+    return int(any(issubclass(op, _ConvTransposeNd) if isinstance(op, type) else op in functions for op in roots))
 
 
 def _build_batch_norm(kind: Any, channels: int) -> Step:

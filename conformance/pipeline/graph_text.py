@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from conformance.claims.claim import Claim
-from conformance.claims.traits import own_modules_of
 from conformance.remote.client import ElsewhereModel
 from conformance.remote.graph_spelling import spell_graph
 from conformance.stages.convert import ReferenceCase
@@ -22,7 +21,7 @@ def graphs_of(claim: Claim, results: Sequence[CaseResult]) -> dict[str, str]:
     models: dict[str, Callable[[], Any]] = {}
     for result in results:
         if isinstance(result, BuiltCase):
-            models["float model"] = partial(trace_and_fuse, result.model, FUSES_NOTHING, leaves=own_modules_of(claim))
+            models["float model"] = partial(trace_and_fuse, result.model, FUSES_NOTHING, leaves=claim.own_modules)
         elif isinstance(result, ReferenceCase):
             models["reference model"] = partial(getattr, result, "model")
         elif isinstance(result, LoweredCase):

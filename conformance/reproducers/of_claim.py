@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim
-from conformance.claims.traits import own_modules_of
 from conformance.oracle.grids import NoOracleError
 from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
@@ -64,7 +63,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
 def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
     """Spell the pattern of a case as Python; "" for a model that cannot be built or traced."""
     try:
-        model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=own_modules_of(claim))
+        model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=claim.own_modules)
         return spell_pattern(model)
     except Exception:  # the stages report faults; an op that is not shown costs no verdict
         return ""

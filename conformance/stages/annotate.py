@@ -16,8 +16,8 @@ from conformance.annotations.asking import QuantizerNotFound, annotate
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.claims.case import Case
 from conformance.claims.claim import FLOAT_QPARAMS, Claim
+from conformance.claims.kinds import Kind
 from conformance.claims.pattern_plan import is_norm
-from conformance.claims.qconfigs import Kind, kind_of
 from conformance.machine.guard import guard
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.remote.client import RemoteBackend, spell_trace
@@ -26,7 +26,6 @@ from conformance.stages.annotation_edges import Edge, find_edge_problem, make_ed
 from conformance.stages.bench import Bench
 from conformance.stages.stage import Problem, StageError, make_failure, make_pass, worst_of
 from refimpl import ObservationType
-from refimpl.patterns import leaves
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
 
@@ -102,7 +101,7 @@ def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) ->
 
 def _find_inexpressible(claim: Claim) -> str:
     """Say why no exported float program has a claim's pattern; "" if one has."""
-    if any(leaf in QAT_OF for leaf in leaves(claim.entry.normal_pattern)):
+    if any(leaf in QAT_OF for leaf in claim.ops):
         return "a QAT module is no part of a float model, which is what a Quantizer annotates"
     if claim.entry.normal_pattern in claim.preparation.custom_modules:
         return "PT2E has no words for custom modules"
@@ -110,12 +109,12 @@ def _find_inexpressible(claim: Claim) -> str:
         return "PT2E drops the fraction of a weight's zero point, and these are real numbers"
     if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return "what reads a shape is no op of an exported program"
-    return "the suite knows no such dtypes" if kind_of(claim.dtypes) is Kind.OTHER else ""
+    return "the suite knows no such dtypes" if claim.kind is Kind.OTHER else ""
 
 
 def _has_norm_inside(claim: Claim) -> bool:
     """Tell whether a fused module of the pattern holds a norm, which torchao folds before and FX does not."""
-    return any(is_norm(member) for leaf in leaves(claim.entry.normal_pattern) for member in MEMBERS.get(leaf, ()))
+    return any(is_norm(member) for leaf in claim.ops for member in MEMBERS.get(leaf, ()))
 
 
 def _choose_variants(cases: tuple[Case, ...]) -> dict[str, Case]:

@@ -12,7 +12,8 @@ from conformance.annotations.probe import BothPlaces
 from conformance.annotations.reading import Observed, PatternReading
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.qconfigs import INTEGERS, WEIGHT_OBSERVERS, Kind, kind_of, weight_axis_of
+from conformance.claims.kinds import INTEGERS, Kind
+from conformance.claims.qconfigs import WEIGHT_OBSERVERS
 from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
 from refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
@@ -41,7 +42,7 @@ class Annotated:
     @property
     def kind(self) -> Kind:
         """How the claim quantizes."""
-        return kind_of(self.claim.dtypes)
+        return self.claim.kind
 
     @property
     def inputs(self) -> list[Observed]:
@@ -88,7 +89,7 @@ def find_problem(claim: Claim, case: Case, places: BothPlaces, capabilities: Cap
 
 def _says_more(claim: Claim, places: BothPlaces) -> bool:
     """Tell whether the pattern between others decides: alone, no input is observed, or only the output is not."""
-    if places.between is None or places.between.reading is None or kind_of(claim.dtypes) not in INTEGERS:
+    if places.between is None or places.between.reading is None or claim.kind not in INTEGERS:
         return False
     inputs = () if places.alone.reading is None else places.alone.reading.inputs
     return len({each is None for each in inputs}) < 2
@@ -210,7 +211,7 @@ def _hold_scheme(claim: Claim, name: str, observed: Observed) -> Problem | None:
     expected = WEIGHT_OBSERVERS[claim.scheme][1]
     if observed.qscheme is not expected:
         return Problem(rule="OBS-13", message=f"{name}: its qscheme is {observed.qscheme}, must be {expected}")
-    axis = weight_axis_of(claim)
+    axis = claim.weight_axis
     if claim.scheme.startswith("per_channel") and observed.axis != axis:
         text = f"{name}: quantized along axis {observed.axis}; the output's channels are axis {axis}"
         return Problem(rule="OBS-13", message=text)

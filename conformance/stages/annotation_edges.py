@@ -16,7 +16,7 @@ from conformance.machine.guard import guard
 from conformance.ops.op_model import PatternModel
 from conformance.stages.stage import Problem
 from refimpl import BackendConfig
-from refimpl.patterns import Pattern, leaf_name, leaves
+from refimpl.patterns import Pattern, leaf_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Edge:
 def make_edges(claim: Claim, case: Case, config: BackendConfig) -> Iterator[Edge]:
     """Yield the models just outside of a claim, made of one of its cases."""
     probe = Probe.of(case)
-    model, ops = probe.pattern, list(leaves(claim.entry.normal_pattern))
+    model, ops = probe.pattern, claim.ops
     if isinstance(model, PatternModel) and len(model.steps) > 1 and not any(map(is_norm, ops)):
         if not _is_claimed_alone(ops[-1], config):
             model.gives_inner = True

@@ -15,20 +15,20 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.claims.qconfigs import Kind, kind_of, qconfig_for, weight_axis_of, wide_qconfig_for
-from conformance.claims.traits import own_modules_of
+from conformance.claims.kinds import Kind
+from conformance.claims.qconfigs import qconfig_for, wide_qconfig_for
 from conformance.stages.attribution import unravel_index
 from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
-from refimpl.patterns import is_match_all, leaves
+from refimpl.patterns import is_match_all
 
 
 def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMapping:
     """Return the mapping that the claim is about. Fixed qparams are the pattern's alone: its input is measured."""
     qconfig = qconfig_for(claim, is_symmetric=case.regime.is_symmetric)
-    if kind_of(claim.dtypes) is not Kind.FIXED:
+    if claim.kind is not Kind.FIXED:
         return QConfigMapping().set_global(qconfig)
     mapping = QConfigMapping().set_global(wide_qconfig_for(claim, config))  # rule: OBS-14
-    for op in leaves(claim.entry.normal_pattern):
+    for op in claim.ops:
         if not is_match_all(op):
             mapping.set_object_type(op, qconfig)
     return mapping
@@ -37,7 +37,7 @@ def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMappi
 def leaves_of(claim: Claim) -> PrepareCustomConfig:
     """Return the vendor's custom config, which also keeps tracing out of the pattern's own modules."""
     custom = copy.copy(claim.preparation.prepare)
-    return custom.set_non_traceable_module_classes([*custom.non_traceable_module_classes, *own_modules_of(claim)])
+    return custom.set_non_traceable_module_classes([*custom.non_traceable_module_classes, *claim.own_modules])
 
 
 def prepare_case(
@@ -123,7 +123,7 @@ def _round_parameters(claim: Claim, model: nn.Module) -> None:
                 parameter.mul_(2.0**8).round_().mul_(2.0**-8)
             elif kind.startswith("weight") and parameter.dim() > 1 and observer.quant_min is not None:
                 half = (observer.quant_max - observer.quant_min) / 2
-                for channel in parameter.unbind(weight_axis_of(claim)):
+                for channel in parameter.unbind(claim.weight_axis):
                     _reach_both_ends(channel, half)
 
 

@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
+from conformance.claims.kinds import Kind
 from conformance.claims.plan import plan_cases
-from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, wide_qconfig_for
+from conformance.claims.qconfigs import describe_misfit, wide_qconfig_for
 from conformance.claims.quick import Share
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
@@ -49,7 +50,7 @@ def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
 
 def _has_prelude(claim: Claim, config: BackendConfig) -> bool:
     """Tell whether the config takes an identity before a pattern of fixed qparams, so that an op makes its input."""
-    if kind_of(claim.dtypes) is not Kind.FIXED:
+    if claim.kind is not Kind.FIXED:
         return False
     facts = ObserverReader().read_qconfig(wide_qconfig_for(claim, config))
     entries = [entry for entry in config.configs if entry.normal_pattern is nn.Identity]
@@ -253,7 +254,7 @@ def _describe_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) ->
 
 def _is_folded(claim: Claim) -> bool:
     """Tell whether fuse makes something else than the fused module: it folds batch norms away in eval mode. (FUS-06)"""
-    followers = [leaf for leaf in list(leaves(claim.entry.normal_pattern))[1:] if isinstance(leaf, type)]
+    followers = [leaf for leaf in claim.ops[1:] if isinstance(leaf, type)]
     return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in followers)
 
 

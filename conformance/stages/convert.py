@@ -18,8 +18,7 @@ from torch.fx import GraphModule
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import NamedInputs, draw_inputs
-from conformance.claims.qconfigs import INTEGERS, kind_of
-from conformance.claims.traits import is_weighted_module
+from conformance.claims.kinds import INTEGERS
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE, Walk
 from conformance.oracle.grids import Grid, NoOracleError, integers_of, lay_along, placeholder_grids, quantized_from
@@ -91,7 +90,7 @@ class ConvertStage(CaseStage[PreparedCase, ReferenceCase]):
 @guard("convert.check_reference")
 def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
     """Check that both ends are quantized in the claimed dtypes, no observer is left, and the root was swapped."""
-    if kind_of(claim.dtypes) not in INTEGERS:
+    if claim.kind not in INTEGERS:
         return check_reference_dynamic(claim, reference)
     nodes = list(reference.graph.nodes)
     if find_observers(reference):
@@ -121,7 +120,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Problem | None:
 @guard("convert.check_root")
 def check_root(claim: Claim, reference: GraphModule) -> Problem | None:
     """Check that a root module with a weight holds a quantized one. (CVT-02)"""
-    if not is_quantized_dtype(claim.dtypes.weight_dtype) or not is_weighted_module(claim):
+    if not is_quantized_dtype(claim.dtypes.weight_dtype) or not claim.has_weighted_module:
         return None
     if any(hasattr(module, "get_quantized_weight") for module in reference.modules()):
         return None

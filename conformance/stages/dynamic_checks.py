@@ -13,7 +13,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.claim import Claim
-from conformance.claims.qconfigs import Kind, dynamic_range_of, kind_of
+from conformance.claims.kinds import Kind
+from conformance.claims.qconfigs import dynamic_range_of
 from conformance.machine.guard import guard
 from conformance.stages.stage import Problem
 from refimpl import explain
@@ -29,7 +30,7 @@ def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | Non
     Dynamic and float16: one on the first input, which asks for the claim's dtype, at run time. Weight-only: none on
     inputs. Never one on the output; one on a weight that is a function's argument, none on a module's.
     """
-    plan, kind = explain(prepared).plan, kind_of(claim.dtypes)
+    plan, kind = explain(prepared).plan, claim.kind
     placeholders = [node.name for node in prepared.graph.nodes if node.op == "placeholder"]
     observed = [slot.value for slot in plan.slots if slot.role == "input"]
     expected = [] if kind is Kind.WEIGHT_ONLY else placeholders[:1]
@@ -65,7 +66,7 @@ def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | N
     if find_observers(reference):
         return _make_problem("CVT-01", "an observer is left in the reference model")
     first, *others = (node for node in nodes if node.op == "placeholder")
-    kind, outputs = kind_of(claim.dtypes), reference.graph.output_node().all_input_nodes
+    kind, outputs = claim.kind, reference.graph.output_node().all_input_nodes
     floating = others if kind is not Kind.WEIGHT_ONLY else [first, *others]
     for node in floating:
         if any(map(_quantizes, node.users)):

@@ -16,12 +16,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
+from conformance.claims.kinds import Kind
 from conformance.claims.pattern_plan import PatternPlan, is_taken, plan_pattern
 from conformance.claims.plan import REGIMES
-from conformance.claims.qconfigs import Kind, kind_of, observer_arguments_of, qconfig_for, weight_axis_of
+from conformance.claims.qconfigs import observer_arguments_of, qconfig_for
 from conformance.claims.quick import Share
 from conformance.claims.registry import registered_for
-from conformance.claims.traits import moves_only
 from conformance.machine.guard import guard
 from conformance.ops.op_model import Input
 from conformance.ops.table import WEIGHTED
@@ -89,9 +89,9 @@ def explain_blindness(bench: Bench, claim: Claim) -> str:
     What moves, selects or clamps values gives the same in both. All other rules allow a right backend the rounding of
     float32 (NUM-04), in which sums of the few 8-bit integers that these ops take are exact.
     """
-    if kind_of(claim.dtypes) is not Kind.STATIC:
-        return f"of claims of the kind {kind_of(claim.dtypes).value!r} the rounding of float32 is right (NUM-04)"
-    if moves_only(claim):
+    if claim.kind is not Kind.STATIC:
+        return f"of claims of the kind {claim.kind.value!r} the rounding of float32 is right (NUM-04)"
+    if claim.moves_only:
         return "the op moves or selects values, which floats hold as exactly as integers do"
     plan = None if registered_for(claim.entry.normal_pattern) else plan_pattern(claim)
     if not isinstance(plan, PatternPlan):
@@ -223,7 +223,7 @@ def _set_parameters(model: nn.Module, claim: Claim, sums: LongSums) -> None:
     half = (observer.quant_max - observer.quant_min) / 2
     weight = sums.weight.clone()
     weight[:, sums.idle[0]], weight[:, sums.idle[1]] = -half, half
-    weight = (weight.T if weight_axis_of(claim) else weight) * WEIGHT_SCALE
+    weight = (weight.T if claim.weight_axis else weight) * WEIGHT_SCALE
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.rpartition(".")[2].startswith("bias"):

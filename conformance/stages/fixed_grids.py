@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch.fx import GraphModule
 
-from conformance.claims.qconfigs import fixed_qparams_of
+from conformance.claims.kinds import fixed_qparams_of
 from conformance.machine.guard import guard
 from conformance.oracle.grids import grid_of
 from conformance.stages.stage import Problem

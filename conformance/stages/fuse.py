@@ -13,13 +13,11 @@ from conformance.claims.build import PRELUDE, build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
-from conformance.claims.traits import own_modules_of
 from conformance.machine.guard import guard
 from conformance.stages.meaning import describe_difference
 from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
 from refimpl import BackendConfig
 from refimpl.fuse import trace_and_fuse
-from refimpl.patterns import leaves
 
 FUSES_NOTHING = BackendConfig("fuses nothing")
 
@@ -47,7 +45,7 @@ class FuseStage(CaseStage[Case, BuiltCase]):
         variant = before.variant if self.claim.entry.fuser_method is not None else ""
         if variant in self.proven:
             return built
-        fuse = partial(trace_and_fuse, built.model, leaves=own_modules_of(self.claim))
+        fuse = partial(trace_and_fuse, built.model, leaves=self.claim.own_modules)
         fused = run_flow("FUS-02", lambda: fuse(self.bench.config))
         raise_problem(check_fused(self.claim, fused, lambda: fuse(FUSES_NOTHING)), fused)
         raise_problem(check_fused_meaning(built.model, fused, draw_calibration_inputs(before)[0]), fused)
@@ -64,7 +62,7 @@ def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphMod
             names = ", ".join(f"{node.op} {node.target}" for node in calls)
             return Problem(rule="FUS-03", message=f"fuse left {len(calls)} calls, should leave one module: {names}")
         return None
-    if len(calls) != sum(1 for _ in leaves(claim.entry.normal_pattern)):  # other ops around the pattern, or a fault
+    if len(calls) != len(claim.ops):  # other ops around the pattern, or a fault
         before = len(calls_of(unfused()))
         if len(calls) != before:
             text = f"no fuser method for the pattern, yet fuse turned {before} calls into {len(calls)}"

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from backends.base import Capabilities
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import Kind, kind_of
-from conformance.claims.traits import moves_only
+from conformance.claims.kinds import Kind
 from conformance.machine.guard import guard
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
@@ -50,7 +49,7 @@ def check_invariance(
     threaded = (*ran[:1], *sorted(ran[1:], key=lambda compared: compared.case.size)[-1:])
     comparisons: list[Comparison] = []
     for compared in ran:
-        sums_floats = compared.executed.runs_in_float or kind_of(claim.dtypes) is Kind.FLOAT16
+        sums_floats = compared.executed.runs_in_float or claim.kind is Kind.FLOAT16
         capabilities = replace(bench.capabilities, float_accumulation=True) if sums_floats else bench.capabilities
         has_threads = compared in threaded and bench.profile != "quick"
         (name, inputs), other_inputs = compared.reference.inputs[0], compared.reference.inputs[-1].tensors
@@ -63,7 +62,7 @@ def check_invariance(
             left_out.add(reruns.OPERANDS)  # which a device would have to hand in too
         comparisons += compare_changes(repeat, other_inputs, capabilities, left_out=left_out)
         if run_twin is not None and compared is ran[0] and not any(each.problem for each in comparisons):
-            comparisons += keep_models_apart(repeat, run_twin(), moves_only(claim))
+            comparisons += keep_models_apart(repeat, run_twin(), claim.moves_only)
     return judge_invariance(claim.id, comparisons)
 
 

@@ -13,7 +13,6 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.qconfigs import dynamic_range_of
-from conformance.claims.traits import moves_only
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
@@ -135,7 +134,7 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
     @property
     def passes(self) -> bool:
         """Whether all outputs so far let a claim pass."""
-        is_moving = moves_only(self.claim)
+        is_moving = self.claim.moves_only
         return not self.errors and all(verdict_of(each, is_moving) in PASSING for each in self._comparisons)
 
     def has_raised(self, result: ComparedCase | None, fault: StageError | None) -> bool:
@@ -144,7 +143,7 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
 
     def find_failing(self, verdict: Verdict) -> set[str]:
         """Return the names of the cases with an output of a verdict, or with a fault that has it."""
-        only_moves = moves_only(self.claim)
+        only_moves = self.claim.moves_only
         alike = {each.where.case for each in self._comparisons if verdict_of(each, only_moves) is verdict}
         return alike | super().find_failing(verdict)
 
@@ -153,7 +152,7 @@ class NumericsStage(CaseStage[ExecutedCase, ComparedCase]):
         errors, comparisons, claim = self.errors, self._comparisons, self.claim
         if not comparisons:
             return super().judge()
-        check = judge_comparisons(claim.id, comparisons, moves_only=moves_only(claim))
+        check = judge_comparisons(claim.id, comparisons, moves_only=claim.moves_only)
         if errors and check.verdict in PASSING:
             check = make_failure(claim.id, self.name, worst_of(errors))
         return replace(check, cases=len(comparisons) + len(errors), failing=check.failing + len(errors))

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from conformance.claims.build import PRELUDE
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import INTEGERS, kind_of
+from conformance.claims.kinds import INTEGERS
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import prepare_case
@@ -105,7 +105,7 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
     if decision is None:
         matches = ", ".join(f"{each.pattern} at {each.node}" for each in explain(prepared).plan.decisions) or "none"
         return Problem(rule="PAT-07", message=f"expected one match of the pattern; found {matches}")
-    if decision.kind == "custom module" and decision.is_quantized and kind_of(claim.dtypes) in INTEGERS:
+    if decision.kind == "custom module" and decision.is_quantized and claim.kind in INTEGERS:
         return check_observers(decision, prepared)  # no dtype config decides about it (CUS-01)
     if decision.dtype_config is None:
         return Problem(rule="DTY-02", message=f"the pattern stays float: {decision.reason}")
@@ -115,7 +115,7 @@ def check_prepared(claim: Claim, prepared: GraphModule) -> Problem | None:
             verdict=Verdict.UNEXERCISED,
             message="an earlier dtype config of the entry takes every QConfig that this one would take",
         )
-    if kind_of(claim.dtypes) not in INTEGERS:
+    if claim.kind not in INTEGERS:
         return check_prepared_dynamic(claim, prepared)
     return check_observation_type(claim, decision, prepared) or check_observers(decision, prepared)
 

@@ -20,7 +20,8 @@ import refimpl
 from conformance.claims.build import Preluded
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.qconfigs import fixed_qparams_of, make_min_max, observer_arguments_of, suite_qconfig_for
+from conformance.claims.kinds import fixed_qparams_of
+from conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of

@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
-from conformance.claims.qconfigs import Kind, describe_misfit, kind_of, qconfig_for, weight_axis_of
+from conformance.claims.kinds import Kind
+from conformance.claims.qconfigs import describe_misfit, qconfig_for
 from conformance.stages.bench import Bench
 from conformance.stages.fixed_grids import check_fixed_grids
 from conformance.stages.meaning import run_in_float32, tensors_of
@@ -28,7 +29,7 @@ from conformance.stages.unrounded import without_observers
 from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
 from refimpl import QConfig, QConfigMapping, prepare_fx, prepare_qat_fx
 from refimpl.observers import is_quantized_dtype
-from refimpl.patterns import Leaf, is_match_all, leaves
+from refimpl.patterns import Leaf, is_match_all
 from reports.numbers import Number
 
 TRAINING_STEPS = 3
@@ -56,7 +57,7 @@ class ModelSetup:
 
 def activation_dtypes_of(claims: Iterable[Claim]) -> tuple[torch.dtype, ...]:
     """List the dtypes of activations with which weights are claimed to be quantized statically, in their order."""
-    static = (claim.dtypes for claim in claims if kind_of(claim.dtypes) is Kind.STATIC)
+    static = (claim.dtypes for claim in claims if claim.kind is Kind.STATIC)
     weighted = (dtypes.input_dtype for dtypes in static if is_quantized_dtype(dtypes.weight_dtype))
     return tuple(dict.fromkeys(dtype for dtype in weighted if dtype is not None))
 
@@ -74,7 +75,7 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
     chosen: dict[Leaf, tuple[_Rank, Claim]] = {}
     for claim in claims:
         rank = _rank(claim, setup)
-        root = next(leaf for leaf in leaves(claim.entry.normal_pattern) if not is_match_all(leaf))
+        root = next(leaf for leaf in claim.ops if not is_match_all(leaf))
         is_absent = isinstance(root, type) and root not in present
         is_better = rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0])
         if rank is not None and is_better and describe_misfit(claim) is None:
@@ -88,23 +89,23 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
             qconfig = qconfig._replace(weight=weight)
         mapping.set_object_type(root, qconfig)
         given = claim.preparation
-        if given.qconfigs is not None and kind_of(claim.dtypes) is Kind.FIXED:  # what stands before it: OBS-14
+        if given.qconfigs is not None and claim.kind is Kind.FIXED:  # what stands before it: OBS-14
             mapping.set_global(given.choose_input_qconfig(claim.dtypes, is_qat=setup.flow == "qat"))
     return mapping
 
 
 def _qconfig_of(claim: Claim, setup: ModelSetup) -> QConfig:
     """Return the QConfig of a claim; a static one is trained in QAT even where no class for training is named."""
-    is_static = _KINDS[kind_of(claim.dtypes)] == 0
+    is_static = _KINDS[claim.kind] == 0
     return qconfig_for(replace(claim, flow=setup.flow) if is_static else claim)
 
 
 def _rank(claim: Claim, setup: ModelSetup) -> _Rank | None:
     """Rank how well a claim fits a setup, best first; None: not at all."""
-    kind = _KINDS.get(kind_of(claim.dtypes))
+    kind = _KINDS.get(claim.kind)
     if kind is None or (kind == 0 and claim.dtypes.input_dtype != setup.activation):
         return None
-    scheme = setup.scheme.replace("channel", "tensor") if weight_axis_of(claim) else setup.scheme
+    scheme = setup.scheme.replace("channel", "tensor") if claim.weight_axis else setup.scheme
     is_longer = isinstance(claim.entry.normal_pattern, tuple)
     return kind, is_longer, claim.scheme != scheme, claim.flow != setup.flow
 

@@ -26,7 +26,7 @@ from conformance.whole_models.architectures import ARCHITECTURES, Architecture
 from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import BackendConfig
-from refimpl.patterns import Leaf, leaves
+from refimpl.patterns import Leaf
 from reports.numbers import Number
 from reports.schema import Measurement, ModelResult
 
@@ -58,7 +58,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
     A model with needs that are claimed statically runs only in the dtypes of activations of such claims.
     """
     claims, extent = enumerate_claims(config, capabilities), EXTENTS[profile]
-    claimed = {leaf for claim in claims for leaf in leaves(claim.entry.normal_pattern)}
+    claimed = {leaf for claim in claims for leaf in claim.ops}
     setups = setups_of(claims, capabilities, extent)
     static = {dtype: _static_leaves_of(claims, dtype) for dtype in activation_dtypes_of(claims)}
     anywhere = frozenset[Leaf]().union(*static.values())
@@ -80,7 +80,7 @@ def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tup
 def _static_leaves_of(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[Leaf]:
     """Return the ops of patterns that are claimed statically with activations of a dtype."""
     static = [claim for claim in claims if claim.dtypes.input_dtype == dtype and not claim.dtypes.is_dynamic]
-    return frozenset(leaf for claim in static for leaf in leaves(claim.entry.normal_pattern))
+    return frozenset(leaf for claim in static for leaf in claim.ops)
 
 
 def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[ModelSetup]:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from conformance.claims.claim import op_moves
 from conformance.claims.inputs import Batch
-from conformance.claims.traits import op_moves
 from conformance.oracle.grids import is_constant, is_range_clamp
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize

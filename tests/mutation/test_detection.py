@@ -24,7 +24,6 @@ from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
 from conformance.claims.inputs import NamedInputs, draw_static_inputs
 from conformance.claims.plan import plan_cases
-from conformance.claims.traits import moves_only
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
@@ -130,7 +129,7 @@ def checks(kernels: Make, claim: Claim, limit: int | None = None, **capabilities
     """Judge kernels by one case of a claim after the other."""
     for number in range(len(planned(claim, limit))):
         found = list(comparisons(kernels, tried(claim, limit, number), capabilities))
-        yield judge_comparisons(claim.id, found, moves_only=moves_only(claim))
+        yield judge_comparisons(claim.id, found, moves_only=claim.moves_only)
 
 
 def severity(check: Check) -> int:

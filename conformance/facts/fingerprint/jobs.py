@@ -69,7 +69,7 @@ def list_claims(op: Op, site: Site) -> list[str]:
         if claim.scheme == site.scheme
         and not claim.dtypes.is_dynamic
         and claim.dtypes.input_dtype == site.dtypes.input_dtype
-        and root_of(next(leaves(claim.entry.normal_pattern))) in roots
+        and claim.root in roots
     ]
 
 

@@ -16,9 +16,9 @@ from conformance.claims.build import Preluded, build_model
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
+from conformance.claims.kinds import INTEGERS, Kind
 from conformance.claims.pattern_plan import AddedModel
 from conformance.claims.plan import REGIMES, plan_cases
-from conformance.claims.qconfigs import INTEGERS, Kind, kind_of
 from conformance.claims.quick import shares_of
 from conformance.ops.fused_modules import QAT_OF
 from conformance.ops.op_model import Input, OneInput, Step
@@ -122,7 +122,7 @@ def test_a_batch_norm_gets_inputs_of_its_rank() -> None:
 
 def test_the_claims_on_one_op_share_out_its_first_cases() -> None:
     """The same float ops with the same kind of dtypes are one op, a module and a function are two."""
-    claims = [each for each in claims_of("qnnpack") if kind_of(each.dtypes) in INTEGERS]
+    claims = [each for each in claims_of("qnnpack") if each.kind in INTEGERS]
     share_of = shares_of(claims)
 
     def shared(*patterns: str) -> list[list[str]]:

@@ -12,16 +12,8 @@ from torch.ao.nn import qat as nnqat
 
 from backends.base import WEIGHT_SCHEMES, Capabilities
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.qconfigs import (
-    Kind,
-    dynamic_range_of,
-    fixed_qparams_of,
-    fixed_range_of,
-    kind_of,
-    qconfig_for,
-    weight_axis_of,
-    wide_qconfig_for,
-)
+from conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
+from conformance.claims.qconfigs import dynamic_range_of, fixed_range_of, qconfig_for, wide_qconfig_for
 from refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -132,7 +124,7 @@ def test_every_weight_scheme_has_its_observer(scheme: str, flow: str) -> None:
 )
 def test_the_axis_of_channels_is_that_of_the_weights_layout(pattern: Any, axis: int) -> None:
     claim = claim_of(STATIC, pattern=pattern, scheme="per_channel_symmetric" if pattern is nn.Linear else "")
-    assert weight_axis_of(claim) == axis
+    assert claim.weight_axis == axis
 
 
 @pytest.mark.rule("DTY-07")

@@ -18,8 +18,8 @@ from conformance.claims.build import build_model
 from conformance.claims.case import Case, Regime
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_static_inputs
+from conformance.claims.kinds import Kind
 from conformance.claims.plan import REGIMES, plan_cases
-from conformance.claims.qconfigs import Kind, kind_of
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from conformance.stages.calibration import prepare_case
@@ -45,7 +45,7 @@ def claims() -> tuple[Claim, ...]:
 
 def claim_on(pattern: str, *, dtype: str = "static:in=quint8", flow: str = "ptq", kind: Kind = Kind.STATIC) -> Claim:
     named = (claim for claim in claims() if (claim.pattern, claim.flow) == (pattern, flow))
-    return next(each for each in named if kind_of(each.dtypes) is kind and each.dtype_config.startswith(dtype))
+    return next(each for each in named if each.kind is kind and each.dtype_config.startswith(dtype))
 
 
 def base_case(claim: Claim, *, has_prelude: bool = False) -> Case:

@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 from backends.base import Backend, Capabilities, Representation
 from conformance.claims.build import Preluded
 from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.traits import moves_only
 from conformance.pipeline.claim_run import ClaimRun
 from conformance.stages.bench import Bench
 from conformance.stages.convert import ReferenceCase, check_meaning, check_reference
@@ -298,6 +297,6 @@ def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
 
 @pytest.mark.rule("NUM-05")
 def test_only_patterns_that_share_their_observer_move_values_only() -> None:
-    assert moves_only(claim_of(relu(SHARE)))
-    assert not moves_only(claim_of(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)))
-    assert not moves_only(claim_of(BackendPatternConfig(F.avg_pool2d).set_observation_type(SHARE)))
+    assert claim_of(relu(SHARE)).moves_only
+    assert not claim_of(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT)).moves_only
+    assert not claim_of(BackendPatternConfig(F.avg_pool2d).set_observation_type(SHARE)).moves_only

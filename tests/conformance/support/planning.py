@@ -9,8 +9,8 @@ from backends.base import Capabilities
 from backends.native_tables import native_config
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.kinds import Kind
 from conformance.claims.plan import plan_cases
-from conformance.claims.qconfigs import Kind, kind_of
 
 
 @cache
@@ -21,7 +21,7 @@ def claims_of(name: str) -> tuple[Claim, ...]:
 
 def claim_on(pattern: str, backend: str = "qnnpack", *, flow: str = "ptq", kind: Kind = Kind.STATIC) -> Claim:
     found = (claim for claim in claims_of(backend) if (claim.pattern, claim.flow) == (pattern, flow))
-    return next(claim for claim in found if kind_of(claim.dtypes) is kind)
+    return next(claim for claim in found if claim.kind is kind)
 
 
 def planned(claim: Claim, limit: int | None = None, **capabilities: Any) -> tuple[Case, ...]:
