@@ -18,7 +18,6 @@ _SHOWN_ELSEWHERE = {"where", "expected", "found", "index", "qparams", "attributi
 
 _LABELS = {
     "others": "Other cases that fail",
-    "differing": "Comparisons that differ",
     "nondeterministic": "Varies by chance",
     "patterns": "Patterns in the model",
     "bound_lsb": "Bound of the whole model, in LSB",

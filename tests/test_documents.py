@@ -19,7 +19,7 @@ from conformance.machine.environment import read_detection_power
 from conformance.ops.table import OP_SAMPLES
 from conformance.run.judging import BASELINES
 from conformance.run.options import OPTIONS
-from conformance.stages.stage import STAGES
+from conformance.stages.state import STAGES
 from refimpl.patterns import leaf_name
 from reports.baseline import name_file, read_baseline_file
 from reports.diff import Change

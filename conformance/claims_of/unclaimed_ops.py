@@ -16,6 +16,7 @@ from conformance.annotations.reading import PatternReading
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims_of.candidates import plan_candidate
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.ops.fused_modules import QAT_OF
 from conformance.ops.table import FAMILIES
@@ -23,7 +24,6 @@ from conformance.pipeline.job import Job
 from conformance.stages.annotate import ask, request_for
 from conformance.stages.annotation_edges import form_of
 from conformance.stages.bench import Bench
-from conformance.stages.stage import Problem, StageError
 from refimpl.patterns import Pattern, pattern_name
 from reports.schema import ModelResult, evidence
 from reports.verdicts import Verdict
@@ -66,21 +66,18 @@ def _run(
     probes = {each: Probe.of(case) for each, (_, case) in planned.items() if isinstance(case, Case)}
     own = {each for each, (op, _) in planned.items() if op in claimed}
     try:
-        verdict, rule, reason = _read(check_unclaimed(ask(bench, request, probes), own))
-    except StageError as error:
-        verdict, rule, reason = error.verdict, error.rule, str(error)
+        fault = next(check_unclaimed(ask(bench, request, probes), own), None)
+    except FaultFound as found:
+        fault = found.fault
+    fault = fault or Fault(rule="DTY-02", verdict=Verdict.VERIFIED, message="")
     yield ModelResult(
-        model=name, verdict=verdict, rule=rule, reason=reason, cases=len(probes.keys() - own),
+        model=name, verdict=fault.verdict, rule=fault.rule, reason=fault.message, cases=len(probes.keys() - own),
         seconds=round(time.perf_counter() - started, 6), evidence=evidence({}),
     )  # fmt: skip
 
 
-def _read(problem: Problem | None) -> tuple[Verdict, str, str]:
-    return (Verdict.VERIFIED, "DTY-02", "") if problem is None else (problem.verdict, problem.rule, problem.message)
-
-
 @guard("annotate.check_unclaimed")
-def check_unclaimed(found: Mapping[str, BothPlaces], claimed: set[str]) -> Problem | None:
+def check_unclaimed(found: Mapping[str, BothPlaces], claimed: set[str]) -> Iterator[Fault]:
     """Check that no op is annotated that no entry claims. (DTY-02)
 
     Aten does not tell the forms of an op apart, such as nn.ReLU and F.relu: what is claimed in one form may be
@@ -93,11 +90,10 @@ def check_unclaimed(found: Mapping[str, BothPlaces], claimed: set[str]) -> Probl
             asking = [op for op in reading.asking if op not in known]
             if asking:
                 beyond.setdefault(", ".join(asking), name)
-    if not beyond:
-        return None
-    listed = "; ".join(f"{ops} of {name}" for ops, name in sorted(beyond.items()))
-    text = f"annotate: the Quantizer annotates ops that no entry claims alone: {listed}"
-    return Problem(rule="DTY-02", message=text)
+    if beyond:
+        listed = "; ".join(f"{ops} of {name}" for ops, name in sorted(beyond.items()))
+        text = f"annotate: the Quantizer annotates ops that no entry claims alone: {listed}"
+        yield Fault(rule="DTY-02", message=text)
 
 
 def _readings(places: BothPlaces | None) -> Iterator[PatternReading]:

@@ -16,12 +16,13 @@ from torch.fx import GraphModule, Node
 
 from conformance.claims.qconfigs import make_qconfig, observer_arguments_of
 from conformance.facts.kernel_models import Rounding, Rule
+from conformance.machine.fault import FaultFound
 from conformance.machine.memory import fill_memory
 from conformance.ops.op_model import OneInput, Step, TwoInputs
 from conformance.oracle.grids import Grid
 from conformance.stages.bench import Bench
-from conformance.stages.lower import LoweredModel, lower, run_lowered
-from conformance.stages.stage import StageError
+from conformance.stages.lower import lower, run_lowered
+from conformance.stages.state import LoweredModel
 from refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
 from refimpl.observers import dtype_range
 
@@ -121,7 +122,7 @@ class Site:
             for byte in (0x55, 0xAA):
                 with fill_memory(byte):
                     outputs.append(run_lowered(lowered, "a probe", tuple(values for _, values in probe.inputs)))
-        except StageError as error:
+        except FaultFound as error:
             raise _explain_failure("running it", error) from error
         first, second = (_read_steps(output, probe.output) for output in outputs)
         if not torch.equal(first, second):

@@ -36,6 +36,7 @@ from conformance.fuzz.graph import (
     waived_patterns,
 )
 from conformance.machine import isolation
+from conformance.machine.fault import FaultFound
 from conformance.machine.messages import Begin
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
@@ -44,7 +45,6 @@ from conformance.reproducers.spelling import NoScriptError
 from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
-from conformance.stages.stage import StageError
 from conformance.whole_models.flow import RATE, ModelSetup, descend, quantize_model
 from conformance.whole_models.jobs import DIRECTED_INPUTS, EXTENTS, setups_of
 from conformance.whole_models.subgraphs import cut_subgraphs
@@ -223,8 +223,8 @@ class Search:
         """Judge a graph; or find where its fault shows, and announce each attempt."""
         try:
             reference, batches = self._make_reference(task.graph)
-        except StageError as error:
-            yield make_failed_check(self._name, error)
+        except FaultFound as found:
+            yield make_failed_check(self._name, found.fault)
             return
         if task.verdict_to_locate is None:
             yield verify_model(self._bench, self._name, reference, batches)
@@ -237,7 +237,7 @@ class Search:
                 return
 
     def _make_reference(self, graph: DrawnGraph) -> tuple[GraphModule, list[Batch]]:
-        """Return the reference model of a graph, and its inputs. Raises StageError for what the flow refuses."""
+        """Return the reference model of a graph, and its inputs. Raises FaultFound for what the flow refuses."""
         torch.default_generator.manual_seed(graph.seed)
         case = graph.to_case()
         model, calibration = build_model(case), draw_calibration_inputs(case)

@@ -17,13 +17,14 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault, FaultFound
 from conformance.oracle.grids import place_on_grids
 from conformance.own_models.capturing import capture, spell_mapping
 from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
 from conformance.own_models.multiplications import count_multiplications
 from conformance.stages.bench import Bench
-from conformance.stages.lower import LoweredModel, lower, run_lowered
-from conformance.stages.stage import StageError
+from conformance.stages.lower import lower, run_lowered
+from conformance.stages.state import LoweredModel
 from conformance.whole_models.flow import ModelSetup, QuantizedModel, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from refimpl import explain
@@ -57,10 +58,10 @@ def deploy(
         inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
         check = verify_model(bench, name, reference, inputs, takes_apart=True)
         judged = given, reference
-    except StageError as error:
-        check = make_failed_check(name, error)
+    except FaultFound as found:
+        check = make_failed_check(name, found.fault)
     except ModelSpecError as error:
-        check = make_failed_check(name, StageError("", Verdict.UNEXERCISED, str(error)))
+        check = make_failed_check(name, Fault(rule="", verdict=Verdict.UNEXERCISED, message=str(error)))
     yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
     if judged is not None:
         deployment = _measure(bench, *judged, setup, check)
@@ -74,7 +75,7 @@ def _list_batches(given: GivenModel) -> list[Batch]:
 
 
 def _quantize(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> QuantizedModel:
-    """Return the reference model, converted as users convert it. Raises StageError, or ModelSpecError."""
+    """Return the reference model, converted as users convert it. Raises FaultFound, or ModelSpecError."""
     model: nn.Module
     mapping = given.qconfig_mapping
     if setup.is_exported:
@@ -107,7 +108,7 @@ def _measure(bench: Bench, given: GivenModel, reference: GraphModule, setup: Mod
     sides: dict[str, nn.Module] = {"float": copy.deepcopy(given.model).eval(), "reference": reference}
     try:
         sides["backend"] = _Backend(lower(bench, reference, given.example_inputs))
-    except StageError as error:
+    except FaultFound as error:
         notes.append(f"the backend does not lower it: {error}")
     metrics, failures = _evaluate(given.evaluate, sides) if given.evaluate is not None else ([], [])
     seconds, untimed = _time_all(sides, given.example_inputs)
@@ -130,7 +131,7 @@ class _Backend(nn.Module):
         self._lowered = lowered
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Run it. Raises StageError where the backend's code raises."""
+        """Run it. Raises FaultFound where the backend's code raises."""
         return run_lowered(self._lowered, "it", inputs)
 
 
@@ -170,7 +171,8 @@ def _evaluate(evaluate: Evaluate, sides: Mapping[str, nn.Module]) -> tuple[list[
                 raise TypeError(f"it returned {type(found).__name__}, not a mapping of names to numbers")
             numbers = {str(name): _to_number(float(value)) for name, value in found.items()}
         except (Exception, SystemExit) as error:
-            notes.append(f"the evaluation of the {side} model raised {type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, FaultFound) else f"it raised {type(error).__name__}: {error}"
+            notes.append(f"the evaluation of the {side} model was not done: {why}")
             continue
         for name, value in numbers.items():
             values[name][side] = value
@@ -186,7 +188,7 @@ def _time_all(sides: Mapping[str, nn.Module], batch: Batch) -> tuple[dict[str, f
     for name, side in sides.items():
         try:
             seconds[name] = _time(side, batch)
-        except StageError as error:
+        except FaultFound as error:
             notes.append(f"the backend's time was not measured: {error}")
     return seconds, notes
 

@@ -1,55 +1,71 @@
 """One claim through all stages: its cases one after the other, each as far as it goes, then one check for each stage.
 
-A case in which a stage finds a fault goes no further; when none is left, the later stages are skipped and carry the
-verdict of the check that ended the claim.
+A case in which a stage finds a fault goes no further, but in execution and numerics. When none is left, the later
+stages are skipped and carry the verdict of the check that ended the claim.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import torch
 
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.graph_text import graphs_of
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
-from conformance.stages.config import plan_claim
-from conformance.stages.convert import ConvertStage, ReferenceCase
+from conformance.stages.config import plan_cases_of_claim, plan_claim
+from conformance.stages.convert import convert_to_reference
 from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import ExecutionEvidence, ExecutionStage
-from conformance.stages.fuse import FuseStage
-from conformance.stages.invariance import check_invariance
-from conformance.stages.lower import LowerStage, check_leftover
+from conformance.stages.execution import Reports, check_execution, judge_evidence
+from conformance.stages.fuse import build_and_fuse
+from conformance.stages.invariance import run_again
+from conformance.stages.lower import lower_reference_model
 from conformance.stages.nonfinite import measure_nonfinite
-from conformance.stages.numerics import ComparedCase, NumericsStage
-from conformance.stages.prepare import PrepareStage
-from conformance.stages.refusal import check_refusal
-from conformance.stages.stage import (
-    AnyStage,
-    CaseResult,
-    StageError,
+from conformance.stages.numerics import add_numbers, compare_with_exact
+from conformance.stages.prepare import prepare_and_calibrate
+from conformance.stages.refusal import try_edges
+from conformance.stages.shared import find_shared
+from conformance.stages.state import (
+    CaseState,
+    ClaimState,
+    ExecutionEvidence,
     gives_quantizer,
-    make_failure,
+    make_check,
     make_internal_error,
-    make_pass,
     make_skip,
 )
 from refimpl import explain
 from reports.numbers import Scalar
-from reports.schema import Check, Measurement, Where
-from reports.verdicts import Verdict
+from reports.schema import Check, Measurement, Where, evidence
+from reports.verdicts import PASSING, Verdict
 
 ENOUGH = 4
 """After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""
 
 ClaimMessage = Begin | Check | Trace | Measurement
+CaseStage = Callable[[ClaimState, CaseState], Iterable[Fault]]
+ClaimStage = Callable[[ClaimState], Iterable[Fault]]
+CASE_STAGES: dict[str, CaseStage] = {
+    "fuse": build_and_fuse,
+    "prepare": prepare_and_calibrate,
+    "convert": convert_to_reference,
+    "lower": lower_reference_model,
+    "execution": check_execution,
+    "numerics": compare_with_exact,
+}
+"""The stages that each case goes through, in order."""
+GOES_ON = frozenset({"annotate", "execution", "numerics", "invariance"})
+"""The stages that a fault does not end, so that they find several, and a case goes on after them."""
+RUNS_BACKEND = frozenset({"lower", "numerics"})
+"""The stages in which the backend's code may raise, so that a claim may end before all its cases are tried."""
 
 
 def run_claim(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
@@ -91,181 +107,222 @@ class Reruns:
         return is_chosen
 
 
-class ClaimRun:
-    """The work on one claim, and its results so far.
+@dataclass(kw_only=True)
+class Progress:
+    """How far a stage has come: the cases that came to it, those that passed it, and what it found."""
 
-    ``rerun_cases``: of the cases that passed all stages, those that are run again. ``faulty``: the stages' results for
-    the first case with a fault. ``measurements``: measurements so far.
-    """
+    tried: list[Case] = field(default_factory=list)
+    passed: int = 0
+    raised: int = 0
+    """In how many cases the backend's code raised where it was to be lowered or run."""
+    faults: list[Fault] = field(default_factory=list)
+    internal: Check | None = None
+    """The check of a failure of the suite itself."""
+    seconds: float = 0.0
+
+
+class ClaimRun:
+    """The work on one claim, and its results so far."""
 
     def __init__(self, bench: Bench, claim: Claim) -> None:
-        claim = replace(claim, preparation=bench.preparation)
-        self.bench = bench
-        self.claim = claim
-        self.cases: tuple[Case, ...] = ()
-        self.rerun_cases: list[ComparedCase] = []
-        self.faulty: tuple[CaseResult, ...] = ()
+        self.claim = replace(claim, preparation=bench.preparation)
+        self.state = ClaimState(bench=bench, claim=self.claim)
         self.measurements: list[Measurement] = []
-        self._prepare = PrepareStage(bench, claim)
-        self._execution = ExecutionStage(bench, claim)
-        self._numerics = NumericsStage(bench, claim)
-        self._lower = LowerStage(bench, claim)
-        self._stages: tuple[AnyStage, ...] = (
-            FuseStage(bench, claim), self._prepare, ConvertStage(bench, claim), self._lower, self._execution,
-            self._numerics,
-        )  # fmt: skip
+        self._bench = bench
+        self._faulty: CaseState | None = None
+        self._progress = {name: Progress() for name in CASE_STAGES}
+        self._evidence: ExecutionEvidence | None = None
         self._ended: Check | None = None
         self._done = 0
         self._reruns = Reruns(every=bench.effort.every)
 
     def steps(self) -> Iterator[Begin | Check]:
         """Take the claim through all stages."""
-        yield self._judge_whole("config", self._plan)
-        if gives_quantizer(self.bench.backend):
+        yield self._judge_whole("config", plan_cases_of_claim)
+        if gives_quantizer(self._bench.backend):
             yield Begin(stage="annotate")
-            yield self._judge_whole("annotate", self._check_annotations)
-        for case in self.cases:
+            yield self._judge_whole("annotate", check_annotations)
+        for case in self.state.cases:
             yield from self._take(case)
             if self._is_over:
                 break
-        yield from self._look_at_numbers()
-        yield from self._conclude()
+        several = self._progress.values()
+        has_fault = any(each.internal or any(one.verdict not in PASSING for one in each.faults) for each in several)
+        yield from self._judge_execution(has_fault)
+        for name in CASE_STAGES:
+            yield self._conclude(name)
         yield Begin(stage="refusal")
-        yield self._judge_whole("refusal", lambda: check_refusal(self.bench, self.claim, self.rerun_cases[0]))
+        yield self._judge_whole("refusal", try_edges)
         yield Begin(stage="invariance")
-        yield self._judge_whole("invariance", self._check_invariance)
+        yield self._judge_whole("invariance", partial(self._run_again, has_fault))
 
     def decisions(self) -> list[dict[str, Scalar]]:
         """Return the decision log of the claim's first prepared case."""
-        prepared = self._prepare.first
+        prepared = self.state.first_prepared
         return [] if prepared is None else [dict[str, Scalar](row) for row in explain(prepared).rows()]
 
     def evidence(self) -> ExecutionEvidence | None:
         """Return what shows the execution; None if no case came so far."""
-        return self._execution.evidence if self._execution.passed else None
+        if not self._progress["execution"].passed:
+            return None
+        kind: Literal["reported", "none"] = "reported" if self._reports.are_complete else "none"
+        return self._evidence or ExecutionEvidence(kind=kind, text=str(self._reports))
 
     def graphs(self) -> dict[str, str]:
         """Return the graphs of the first case with a fault (or of the first of all), as far as it came."""
-        if self.faulty:
-            return graphs_of(self.claim, self.faulty)
-        return graphs_of(self.claim, _trail_of(self.rerun_cases[0])) if self.rerun_cases else {}
+        shown = self._faulty or next(iter(self.state.rerun_cases), None)
+        return {} if shown is None else graphs_of(self.claim, shown)
 
-    # -- stages that look at the claim as a whole ----------------------------------------------------------------------
+    # -- one stage -----------------------------------------------------------------------------------------------------
 
-    def _judge_whole(self, stage: str, work: Callable[[], Check]) -> Check:
-        if self._ended is not None:
-            return make_skip(stage, self._ended)
-        started = time.perf_counter()
-        torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, stage))
+    def _work(self, name: str, case: str, stage: Callable[[], Iterable[Fault]], progress: Progress) -> bool:
+        """Do a stage's work, from a seed of its own, and note its faults; tell whether it came to its end."""
+        started, found, is_done = time.perf_counter(), list[Fault](), False
+        _seed(self._bench, self.claim, name, case)
         try:
-            check = work()
-        except StageError as error:
-            check = make_failure(self.claim.id, stage, error)
+            for fault in stage():
+                found.append(fault)
+                if name not in GOES_ON:
+                    break
+            else:
+                is_done = True
+        except FaultFound as ended:
+            found.append(ended.fault)
         except Exception as error:
-            check = make_internal_error(self.claim.id, stage, error)
-        if check.outcome == "error" or not self.cases:
+            progress.internal = make_internal_error(self.claim.id, name, error)
+        place = Where(case=case)
+        progress.faults += (each if each.where.case else replace(each, where=place) for each in found)
+        progress.raised += name in RUNS_BACKEND and any(map(_says_that_code_raised, found))
+        progress.seconds += time.perf_counter() - started
+        return is_done
+
+    def _judge_whole(self, name: str, stage: ClaimStage) -> Check:
+        """Return the check of a stage that looks at the claim as a whole."""
+        if self._ended is not None:
+            return make_skip(name, self._ended)
+        progress, state = Progress(), self.state
+        self._work(name, "", partial(stage, state), progress)
+        check = progress.internal or make_check(self.claim.id, name, progress.faults, cases=state.counted.get(name))
+        if name in state.left_out:
+            check = replace(check, outcome="skip", message=state.left_out[name])
+        if check.outcome == "error" or not state.cases:
             self._ended = check
-        return replace(check, seconds=round(time.perf_counter() - started, 6))
+        return replace(check, seconds=round(progress.seconds, 6))
 
-    def _plan(self) -> Check:
-        self.cases = plan_claim(self.bench, self.claim)
-        return make_pass(self.claim.id, "config", len(self.cases))
-
-    def _check_annotations(self) -> Check:
-        return check_annotations(self.bench, self.claim, self.cases, self._lower.annotated)
-
-    def _check_invariance(self) -> Check:
-        has_twin = not self._has_fault and not self.bench.runs_elsewhere
-        check = check_invariance(self.bench, self.claim, self.rerun_cases, self._run_twin if has_twin else None)
-        if check.outcome == "pass":
-            check_leftover(self.bench)
-        if self.bench.profile != "quick":
-            self.measurements = list(measure_nonfinite(self.claim, self.rerun_cases[0]))
-        return check
-
-    def _run_twin(self) -> ComparedCase:
-        """Take the twin of the first case through all stages, which do not count it. Raises StageError for a fault."""
-        case = self.rerun_cases[0].case.twin
-        result: Any = case
-        for stage in self._stages:
-            stage.seed(case)
-            result = stage.run(result)
-        assert isinstance(result, ComparedCase)
-        return result
+    def _run_again(self, has_fault: bool, state: ClaimState) -> Iterator[Fault]:
+        yield from run_again(state, None if has_fault or self._bench.runs_elsewhere else self._run_twin)
+        if self._bench.profile != "quick":
+            self.measurements = list(measure_nonfinite(self.claim, state.rerun_cases[0]))
 
     # -- stages of a case ----------------------------------------------------------------------------------------------
 
     def _take(self, case: Case) -> Iterator[Begin]:
-        """Take a case through the stages, as far as it goes, and note their results."""
-        result: Any = case
-        trail = list[CaseResult]()
-        for stage in self._stages:
-            yield Begin(stage=stage.name, case=case.name)
-            attempt = stage.attempt(case, result)
-            trail += [] if attempt.partial_result is None else [attempt.partial_result]
-            if attempt.is_faulty and not self.faulty:
-                self.faulty = tuple(trail)
-            result = attempt.result
-            if result is None:
+        """Take a case through the stages, as far as it goes."""
+        state = CaseState(case=case)
+        for name, stage in CASE_STAGES.items():
+            yield Begin(stage=name, case=case.name)
+            progress = self._progress[name]
+            progress.tried.append(case)
+            before = len(progress.faults)
+            is_done = self._work(name, case.name, partial(stage, self.state, state), progress)
+            progress.passed += is_done
+            if self._faulty is None and (not is_done or len(progress.faults) > before):
+                self._faulty = state
+            if not is_done:
                 break
         else:
             if self._reruns.chooses(case):
-                self.rerun_cases.append(result)
+                self.state.rerun_cases.append(state)
         self._done += 1
+
+    def _run_twin(self) -> CaseState:
+        """Take the twin of the first case through all stages, which do not count it. Raises FaultFound for a fault."""
+        aside = ClaimState(bench=self._bench, claim=self.claim, proven=self.state.proven)
+        return take_through(aside, self.state.rerun_cases[0].case.twin, CASE_STAGES)
 
     @property
     def _is_over(self) -> bool:
         """Whether the remaining cases need not be tried."""
-        has_broken = any(stage.internal is not None for stage in self._stages)
-        return has_broken or ENOUGH <= sum(stage.raised for stage in self._stages) == self._done
+        several = self._progress.values()
+        has_broken = any(each.internal is not None for each in several)
+        return has_broken or ENOUGH <= sum(each.raised for each in several) == self._done
 
     @property
-    def _has_fault(self) -> bool:
-        """Whether some stage has found a fault in some case."""
-        return any(stage.errors or stage.internal for stage in self._stages) or not self._numerics.passes
+    def _reports(self) -> Reports:
+        """In how many cases so far the backend has said what it executes."""
+        return Reports(told=self.state.told, of=self._progress["execution"].passed)
 
-    def _look_at_numbers(self) -> Iterator[Begin]:
-        """Gather what numbers show of the execution, in a claim without a fault so far."""
-        if self._has_fault or not self._execution.passed:
+    def _judge_execution(self, has_fault: bool) -> Iterator[Begin]:
+        """Judge what shows the execution, if nothing speaks against it; without a fault so far, also by numbers."""
+        progress = self._progress["execution"]
+        if not progress.passed or progress.faults:
             return
-        if needs_probe(self.bench, self.claim, self._execution.reports):
-            yield Begin(stage=self._execution.name, case=PROBE.case)
-            torch.default_generator.manual_seed(self.bench.seed_for(self.claim.id, PROBE.case))
-        self._execution.look_at_numbers(partial(gather_evidence, self.bench, self.claim))
+        if not has_fault and needs_probe(self._bench, self.claim, self._reports):
+            yield Begin(stage="execution", case=PROBE.case)
 
-    def _conclude(self) -> Iterator[Check]:
-        """Yield a check for each stage over all cases; one that leaves no case ends the claim."""
-        for stage in self._stages:
-            if self._ended is not None:
-                yield make_skip(stage.name, self._ended)
-                continue
-            check = stage.conclude(untried=len(self.cases) - self._done)
-            if check.outcome == "error" or not stage.passed:
-                self._ended = check
-            yield check
+        def judge() -> Iterator[Fault]:
+            if not has_fault:
+                _seed(self._bench, self.claim, PROBE.case, "")
+                self._evidence = gather_evidence(self._bench, self.claim, self._reports)
+            shown = self.evidence()
+            assert shown is not None, "a case has come so far"
+            yield from judge_evidence(shown)
+
+        self._work("execution", "", judge, progress)
+
+    def _conclude(self, name: str) -> Check:
+        """Return the check of a stage over all cases; one that leaves no case ends the claim."""
+        if self._ended is not None:
+            return make_skip(name, self._ended)
+        progress, state, shown = self._progress[name], self.state, dict[str, object]()
+        cases = state.counted[name] or len(progress.tried)
+        check = progress.internal or make_check(self.claim.id, name, progress.faults, cases=cases)
+        if name == "numerics" and progress.internal is None:
+            check = add_numbers(check, state.comparisons)
+        if check.verdict is not Verdict.VERIFIED and check.outcome in ("pass", "fail"):
+            failing = {each.where.case for each in progress.faults if each.verdict is check.verdict}
+            if shared := find_shared(progress.tried, failing):
+                shown["shared"] = shared
+        untried = len(state.cases) - self._done
+        if untried and name in RUNS_BACKEND and check.outcome == "fail":
+            shown["cases not tried"] = untried
+        if check.outcome == "error" or not progress.passed:
+            self._ended = check
+        return replace(check, seconds=round(progress.seconds, 6), evidence=evidence({**check.evidence, **shown}))
+
+
+def _says_that_code_raised(fault: Fault) -> bool:
+    """Tell whether a fault is that the backend's code did not lower or run a case."""
+    return fault.rule == "LOW-01" and fault.verdict is Verdict.REFUTED
+
+
+def _seed(bench: Bench, claim: Claim, stage: str, case: str) -> None:
+    """Seed torch's generator for a stage's work, whatever ran before."""
+    torch.default_generator.manual_seed(bench.seed_for(*filter(None, (claim.id, stage, case))))
+
+
+def take_through(run: ClaimState, case: Case, stages: Iterable[str]) -> CaseState:
+    """Take a case through some stages. Raises FaultFound for a fault that ends it."""
+    state = CaseState(case=case)
+    for name in stages:
+        _seed(run.bench, run.claim, name, case.name)
+        for fault in CASE_STAGES[name](run, state):
+            if name not in GOES_ON:
+                raise FaultFound(fault)
+    return state
 
 
 def find_case(bench: Bench, claim: Claim, where: Where) -> Case:
-    """Find a case of a claim (else its first one). Raises StageError if the suite cannot build the claim's cases."""
+    """Find a case of a claim (else its first one). Raises FaultFound if the suite cannot build the claim's cases."""
     cases = plan_claim(bench, claim)
     return next((case for case in cases if case.name == where.case), cases[0])
 
 
-def rebuild(bench: Bench, claim: Claim, where: Where) -> ReferenceCase:
+def rebuild(bench: Bench, claim: Claim, where: Where) -> CaseState:
     """Take a case of a claim (else its first one) to its reference model and inputs again, as they were in the run.
 
-    Raises StageError for what the flow refuses.
+    Raises FaultFound for what the flow refuses.
     """
     claim = replace(claim, preparation=bench.preparation)
-    case = find_case(bench, claim, where)
-    result: Any = case
-    for stage in (FuseStage(bench, claim), PrepareStage(bench, claim), ConvertStage(bench, claim)):
-        stage.seed(case)
-        result = stage.run(result)
-    assert isinstance(result, ReferenceCase)
-    return result
-
-
-def _trail_of(compared: ComparedCase) -> tuple[CaseResult, ...]:
-    reference = compared.reference
-    return reference.prepared.built, reference, compared.executed.lowered
+    run = ClaimState(bench=bench, claim=claim)
+    return take_through(run, find_case(bench, claim, where), ("fuse", "prepare", "convert"))

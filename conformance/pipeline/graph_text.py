@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from conformance.claims.claim import Claim
 from conformance.remote.client import ElsewhereModel
 from conformance.remote.graph_spelling import spell_graph
-from conformance.stages.convert import ReferenceCase
-from conformance.stages.fuse import FUSES_NOTHING, BuiltCase
-from conformance.stages.lower import LoweredCase
-from conformance.stages.stage import CaseResult
+from conformance.stages.fuse import FUSES_NOTHING
+from conformance.stages.state import CaseState
 from refimpl.fuse import trace_and_fuse
 
 
-def graphs_of(claim: Claim, results: Sequence[CaseResult]) -> dict[str, str]:
+def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:
     """Return the graphs of a case before and after, as far as it came."""
-    models: dict[str, Callable[[], Any]] = {}
-    for result in results:
-        if isinstance(result, BuiltCase):
-            models["float model"] = partial(trace_and_fuse, result.model, FUSES_NOTHING, leaves=claim.own_modules)
-        elif isinstance(result, ReferenceCase):
-            models["reference model"] = partial(getattr, result, "model")
-        elif isinstance(result, LoweredCase):
-            models["lowered model"] = partial(getattr, result.model, "graph_module", result.model)
+    models: dict[str, Callable[[], Any]] = {
+        "float model": lambda: trace_and_fuse(state.model, FUSES_NOTHING, leaves=claim.own_modules),
+        "reference model": lambda: state.reference,
+        "lowered model": lambda: getattr(state.lowered, "graph_module", state.lowered),
+    }
     return {name: text for name, model in models.items() if (text := _spell_or_omit(model))}
 
 

@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from backends.base import Backend, Capabilities, Execution, QuantizerRequest
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.annotations.programs import OtherGridError
+from conformance.machine.fault import Fault
 from conformance.machine.memory import current_filling
 from conformance.machine.messages import Tally
 from conformance.remote.description import Description
@@ -28,18 +29,9 @@ from conformance.remote.model_bytes import dump_model, dump_object
 from conformance.remote.wire import Frame, WireError, pack, unpack
 from conformance.remote.worker import Dialogue, RemoteError, RemoteWorker, make_error
 from refimpl import BackendConfig
-from reports.verdicts import Verdict
 
 MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
-
-
-class Leftover(NamedTuple):
-    """What is wrong with something that a backend handed in and no stage asked for."""
-
-    rule: str
-    verdict: Verdict
-    message: str
 
 
 class NoAnswer(Exception):
@@ -156,7 +148,7 @@ class RemoteBackend(Backend):
     def conclude(self) -> None:
         """End a piece of work that came to its end."""
 
-    def find_leftover(self) -> Leftover | None:
+    def find_leftover(self) -> Fault | None:
         """Find a fault in what the backend handed in for this piece of work; one that runs here handed in nothing."""
         return None
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from backends.discovery import describe_error
 from conformance.claims.claim import Claim
+from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import NoOracleError
 from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
@@ -18,9 +19,8 @@ from conformance.remote.client import RemoteBackend
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError, spell_pattern
 from conformance.stages.bench import Bench
-from conformance.stages.convert import ReferenceCase
 from conformance.stages.fuse import FUSES_NOTHING
-from conformance.stages.stage import StageError
+from conformance.stages.state import CaseState
 from conformance.vectors.graph_data import spell_model
 from conformance.vectors.recording import name_case
 from refimpl.fuse import trace_and_fuse
@@ -49,11 +49,11 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     if result.graphs and not needs_script:
         return result
     try:
-        reference = rebuild(bench, claim, where)
+        state = rebuild(bench, claim, where)
         if not result.graphs:
-            result = replace(result, graphs=graphs_of(claim, (reference.prepared.built, reference)))
-        return replace(result, script=_write_script(bench, lead, reference)) if needs_script else result
-    except (NoScriptError, NoOracleError, StageError) as error:
+            result = replace(result, graphs=graphs_of(claim, state))
+        return replace(result, script=_write_script(bench, lead, state)) if needs_script else result
+    except (NoScriptError, NoOracleError, FaultFound) as error:
         reason = " ".join(str(error).split())
     except Exception as error:
         reason = f"a bug of the suite: {describe_error(error)}"
@@ -69,13 +69,13 @@ def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
         return ""
 
 
-def _write_script(bench: Bench, check: Check, reference: ReferenceCase) -> str:
+def _write_script(bench: Bench, check: Check, state: CaseState) -> str:
     """Write the script of a case that fails as the check says. Raises NoScriptError for what ran on a device."""
     if isinstance(bench.backend, RemoteBackend) and bench.backend.runs_elsewhere:
-        name = name_case(check.claim, spell_model(reference.model))
+        name = name_case(check.claim, spell_model(state.reference))
         raise NoScriptError(f"the model ran on a device; case {name} of the bundle has it, with its inputs")
     where = check.evidence.get("where", Where())
-    batches = dict(reference.inputs)
-    batch = batches.get(where.input, reference.inputs[0].tensors)
-    failure = Failure(model=reference.model, batch=batch, check=check)
+    batches = dict(state.inputs)
+    batch = batches.get(where.input, state.inputs[0].tensors)
+    failure = Failure(model=state.reference, batch=batch, check=check)
     return script_of(failure, bench, name=check.claim, message=check.message)

@@ -20,7 +20,7 @@ from conformance.run.elsewhere import COMMAND, describe_lost_calls
 from conformance.run.findings import describe_missing
 from conformance.run.options import ROOT
 from conformance.run.session import Run, Unit
-from conformance.stages.stage import stages_of
+from conformance.stages.state import stages_of
 from refimpl.releases import list_left_out
 from reports.baseline import Drift, compare_baseline, name_file
 from reports.diff import Side

@@ -14,7 +14,7 @@ from pathlib import Path
 from conformance.pipeline.job import Job
 from conformance.run.judging import rule_again
 from conformance.run.session import Run, Unit
-from conformance.stages.stage import stages_of
+from conformance.stages.state import stages_of
 from reports.codec import encode
 from reports.results import Results, ResultsError, check_rows, read_results
 from reports.schema import Footer, Header, Judged, Measurement, Row

@@ -42,7 +42,7 @@ from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
 from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
 from conformance.stages.bench import Bench
-from conformance.stages.stage import gives_quantizer
+from conformance.stages.state import gives_quantizer
 from conformance.whole_models import jobs as whole_models
 from refimpl import BackendConfig
 from refimpl.backend_config import as_backend_config

@@ -18,15 +18,16 @@ from conformance.claims.case import Case
 from conformance.claims.claim import FLOAT_QPARAMS, Claim
 from conformance.claims.kinds import Kind
 from conformance.claims.pattern_plan import is_norm
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.remote.client import RemoteBackend, spell_trace
-from conformance.stages.annotation_checks import find_problem, is_exported, is_whole, says_something
-from conformance.stages.annotation_edges import Edge, find_edge_problem, make_edges
+from conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
+from conformance.stages.annotation_edges import find_edge_fault, make_edges
 from conformance.stages.bench import Bench
-from conformance.stages.stage import Problem, StageError, make_failure, make_pass, worst_of
+from conformance.stages.state import ClaimState
 from refimpl import ObservationType
-from reports.schema import Check, Where
+from reports.schema import Where
 from reports.verdicts import Verdict
 
 Found = Mapping[str, BothPlaces]
@@ -34,42 +35,46 @@ Found = Mapping[str, BothPlaces]
 _RULE = "OBS-15"
 
 
-def check_annotations(bench: Bench, claim: Claim, cases: tuple[Case, ...], whole: set[str] | None = None) -> Check:
+def check_annotations(run: ClaimState) -> Iterator[Fault]:
     """Have the Quantizer annotate each variant of a claim, and models just outside of it, and judge what it did.
 
-    ``whole``: the names of the variants are added of which it quantizes the pattern alone, without neighbours.
-    Raises StageError if there is no Quantizer for the claim, it raises, or nothing can be exported.
+    Those variants are noted of which it quantizes the pattern alone, without neighbours. Raises FaultFound if there is
+    no Quantizer for the claim, it raises, or it says nothing. A claim that no Quantizer can be held to is left to the
+    other stages.
     """
+    bench, claim = run.bench, run.claim
     if reason := _find_inexpressible(claim):
-        return _skip(claim, reason)
-    variants = _choose_variants(cases)
+        run.left_out["annotate"] = reason
+        return
+    variants = _choose_variants(run.cases)
     edges = {edge.name: edge for edge in make_edges(claim, next(iter(variants.values())), bench.config)}
     probes = {name: Probe.of(case) for name, case in variants.items()}
     found = ask(bench, request_for(claim), probes | {name: edge.probe for name, edge in edges.items()})
     exported = [name for name in variants if is_exported(found[name])]
     if not exported:
         reason = found[next(iter(variants))].alone.failure or "export writes no op for the pattern"
-        return _skip(claim, reason)
+        run.left_out["annotate"] = reason
+        return
     readable = [name for name in exported if says_something(found[name])]
     if not readable:
         text = "the Quantizer leaves the pattern in float alone, and nothing that it quantizes fits beside it"
-        raise StageError(_RULE, Verdict.UNEXERCISED, text)
-    errors = [*_judge(bench, claim, {name: (variants[name], found[name]) for name in readable})]
-    errors += _judge_edges(edges, found)
-    tried = len(readable) + sum(not found[name].alone.is_refused for name in edges)
+        raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=text))
+    run.counted["annotate"] = len(readable) + sum(not found[name].alone.is_refused for name in edges)
     is_exported_form = bench.backend.representation is Representation.EXPORTED
-    if whole is not None and is_exported_form and claim.flow == "ptq" and not _has_norm_inside(claim):
-        whole.update(name for name in readable if is_whole(found[name]))
-    if not errors:
-        return make_pass(claim.id, "annotate", tried)
-    return replace(make_failure(claim.id, "annotate", worst_of(errors)), cases=tried, failing=len(errors))
+    if is_exported_form and claim.flow == "ptq" and not _has_norm_inside(claim):
+        run.annotated.update(name for name in readable if is_whole(found[name]))
+    for name in readable:
+        yield from _place(name, find_faults(claim, variants[name], found[name], bench.capabilities))
+    for name, edge in edges.items():
+        yield from _place(name, find_edge_fault(edge, found[name].alone))
 
 
-def _skip(claim: Claim, reason: str) -> Check:
-    """Return the check of a claim that no Quantizer can be held to; the other stages judge it."""
-    return Check(
-        claim=claim.id, stage="annotate", rule=_RULE, outcome="skip", verdict=Verdict.VERIFIED, message=reason
-    )  # fmt: skip
+def _place(case: str, faults: Iterator[Fault]) -> Iterator[Fault]:
+    """Yield the first fault of a case, if any, as the Quantizer's."""
+    for fault in faults:
+        text = f"the Quantizer: {fault.message.removeprefix('the Quantizer ')}"
+        yield replace(fault, message=text, where=Where(case=case))
+        return
 
 
 def request_for(claim: Claim) -> QuantizerRequest:
@@ -82,7 +87,7 @@ def request_for(claim: Claim) -> QuantizerRequest:
 
 @guard("annotate.ask")
 def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) -> Found:
-    """Return what came of probes. Raises StageError if there is no Quantizer, or the backend's code raises."""
+    """Return what came of probes. Raises FaultFound if there is no Quantizer, or the backend's code raises."""
     backend = bench.backend
     try:
         if isinstance(backend, RemoteBackend):
@@ -91,11 +96,12 @@ def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) ->
             found = annotate(backend, request, probes)
     except Exception as error:
         if type(error).__name__ == QuantizerNotFound.__name__:  # here, or in the backend's process
-            raise StageError(_RULE, Verdict.UNEXERCISED, str(error)) from error
-        text = f"quantizer() raised {type(error).__name__}: {error}"
-        raise StageError("LOW-01", Verdict.REFUTED, text, traceback=spell_trace(error)) from error
+            raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=str(error))) from error
+        text, shown = f"quantizer() raised {type(error).__name__}: {error}", {"traceback": spell_trace(error)}
+        raise FaultFound(Fault(rule="LOW-01", message=text, evidence=shown)) from error
     if found is None:
-        raise StageError(_RULE, Verdict.UNEXERCISED, f"the backend gives no Quantizer for {request}")
+        text = f"the backend gives no Quantizer for {request}"
+        raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=text))
     return found
 
 
@@ -124,22 +130,3 @@ def _choose_variants(cases: tuple[Case, ...]) -> dict[str, Case]:
         if not case.arguments.get("behind an identity"):
             variants.setdefault(case.variant, case)
     return variants or {cases[0].variant: cases[0]}
-
-
-def _judge(bench: Bench, claim: Claim, found: Mapping[str, tuple[Case, BothPlaces]]) -> Iterator[StageError]:
-    for name, (case, places) in found.items():
-        problem = find_problem(claim, case, places, bench.capabilities)
-        if problem is not None:
-            yield _make_error(name, problem)
-
-
-def _judge_edges(edges: Mapping[str, Edge], found: Found) -> Iterator[StageError]:
-    for name, edge in edges.items():
-        problem = find_edge_problem(edge, found[name].alone)
-        if problem is not None:
-            yield _make_error(name, problem)
-
-
-def _make_error(case: str, problem: Problem) -> StageError:
-    text = f"the Quantizer: {problem.message.removeprefix('the Quantizer ')}"
-    return StageError(problem.rule, problem.verdict, text, where=Where(case=case))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,8 +14,8 @@ from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.kinds import INTEGERS, Kind
 from conformance.claims.qconfigs import WEIGHT_OBSERVERS
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
-from conformance.stages.stage import Problem
 from refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config, is_observed_dtype
@@ -74,17 +74,19 @@ def says_something(places: BothPlaces) -> bool:
     return not (is_silent and places.has_neighbours and places.between is None)
 
 
-def find_problem(claim: Claim, case: Case, places: BothPlaces, capabilities: Capabilities) -> Problem | None:
-    """Return the first way in which the Quantizer does not do what the claim says; None: it does."""
+def find_faults(claim: Claim, case: Case, places: BothPlaces, capabilities: Capabilities) -> Iterator[Fault]:
+    """Yield the ways in which the Quantizer does not do what the claim says."""
     is_between = _says_more(claim, places)
     probed = places.between if is_between and places.between is not None else places.alone
     if probed.reading is None:
-        return Problem(rule="LOW-01", message=probed.failure)
+        yield Fault(rule="LOW-01", message=probed.failure)
+        return
     annotated = Annotated(
         claim=claim, case=case, reading=probed.reading, capabilities=capabilities,
         leaves_output=places.has_neighbours and not is_between,
     )  # fmt: skip
-    return next((problem for check in _CHECKS if (problem := check(annotated)) is not None), None)
+    for check in _CHECKS:
+        yield from check(annotated)
 
 
 def _says_more(claim: Claim, places: BothPlaces) -> bool:
@@ -96,47 +98,45 @@ def _says_more(claim: Claim, places: BothPlaces) -> bool:
 
 
 @guard("annotate.check_presence")
-def check_presence(annotated: Annotated) -> Problem | None:
+def check_presence(annotated: Annotated) -> Iterator[Fault]:
     """Check that the pattern is annotated, as one: all of its inputs, its output, and nothing inside. (OBS-01)"""
     reading, kind = annotated.reading, annotated.kind
     if not reading.is_annotated and not reading.inside:
         text = "leaves the pattern in float, alone and between quantized ops"
-        return Problem(rule="OBS-01", message=text, verdict=Verdict.FALLBACK)
+        yield Fault(rule="OBS-01", message=text, verdict=Verdict.FALLBACK)
     if reading.inside:
         places = ", ".join(dict.fromkeys(reading.inside))
-        return Problem(rule="OBS-01", message=f"does not take the pattern as one: it observes inside, {places}")
+        yield Fault(rule="OBS-01", message=f"does not take the pattern as one: it observes inside, {places}")
     if kind is Kind.WEIGHT_ONLY:
-        text = "observes an input or the output; the claim quantizes the weight alone"
-        return Problem(rule="OBS-01", message=text) if annotated.inputs or reading.owns_output else None
+        if annotated.inputs or reading.owns_output:
+            text = "observes an input or the output; the claim quantizes the weight alone"
+            yield Fault(rule="OBS-01", message=text)
+        return
     missing = [number for number, each in enumerate(reading.inputs) if each is None]
     if annotated.claim.dtypes.is_dynamic:
         missing = [number for number in missing if number == 0]  # rule: OBS-05
         if reading.owns_output and annotated.outputs:
-            return Problem(rule="DTY-07", message="observes the output, which is float after a dynamic input")
+            yield Fault(rule="DTY-07", message="observes the output, which is float after a dynamic input")
     if missing:
         places = ", ".join(map(str, missing))
-        return Problem(rule="OBS-01", message=f"observes {len(annotated.inputs)} of the inputs, and not input {places}")
+        yield Fault(rule="OBS-01", message=f"observes {len(annotated.inputs)} of the inputs, and not input {places}")
     is_open = annotated.leaves_output and not reading.owns_output
     if kind in INTEGERS and None in reading.outputs and not is_open:
-        return Problem(rule="OBS-01", message="does not observe the output")
-    return None
+        yield Fault(rule="OBS-01", message="does not observe the output")
 
 
 @guard("annotate.check_flow")
-def check_flow(annotated: Annotated) -> Problem | None:
+def check_flow(annotated: Annotated) -> Iterator[Fault]:
     """Check that training has fake quantizes, and nothing else has. (QAT-01)"""
-    if annotated.kind is Kind.FLOAT16:
-        return None
     several = (*annotated.inputs, *annotated.reading.parameters.values(), *annotated.outputs)
     is_qat = annotated.claim.flow == "qat"
-    if all(each.is_fake == is_qat or each.is_derived for each in several):
-        return None
-    found, expected = ("observers", "fake quantizes") if is_qat else ("fake quantizes", "observers")
-    return Problem(rule="QAT-01", message=f"uses {found}; {annotated.claim.flow.upper()} needs {expected}")
+    if annotated.kind is not Kind.FLOAT16 and any(each.is_fake != is_qat and not each.is_derived for each in several):
+        found, expected = ("observers", "fake quantizes") if is_qat else ("fake quantizes", "observers")
+        yield Fault(rule="QAT-01", message=f"uses {found}; {annotated.claim.flow.upper()} needs {expected}")
 
 
 @guard("annotate.check_dtypes")
-def check_dtypes(annotated: Annotated) -> Problem | None:
+def check_dtypes(annotated: Annotated) -> Iterator[Fault]:
     """Check that each end has the claim's dtype, and keeps its bounds. (DTY-01, DTY-03 to DTY-05, DTY-07)"""
     dtypes = annotated.claim.dtypes
     ends = [("input", each, _bare(dtypes.input_dtype_with_constraints, annotated.kind)) for each in annotated.inputs]
@@ -144,12 +144,9 @@ def check_dtypes(annotated: Annotated) -> Problem | None:
         ends += [("output", each, dtypes.output_dtype_with_constraints) for each in annotated.outputs]
     for role, observed, constraints in ends:
         is_dynamic = observed.facts.is_dynamic if annotated.kind is Kind.FLOAT16 else bool(dtypes.is_dynamic)
-        problem = _hold(role, observed, constraints, is_dynamic=is_dynamic)
-        if problem is None and observed.qscheme not in _PER_TENSOR:
-            problem = Problem(rule="OBS-01", message=f"observes the {role} {observed.qscheme}, and not per tensor")
-        if problem is not None:
-            return problem
-    return None
+        yield from _hold(role, observed, constraints, is_dynamic=is_dynamic)
+        if observed.qscheme not in _PER_TENSOR:
+            yield Fault(rule="OBS-01", message=f"observes the {role} {observed.qscheme}, and not per tensor")
 
 
 def _bare(constraints: DTypeWithConstraints, kind: Kind) -> DTypeWithConstraints:
@@ -161,16 +158,14 @@ def _bare(constraints: DTypeWithConstraints, kind: Kind) -> DTypeWithConstraints
     )  # fmt: skip
 
 
-def _hold(role: str, observed: Observed, constraints: DTypeWithConstraints, *, is_dynamic: bool) -> Problem | None:
+def _hold(role: str, observed: Observed, constraints: DTypeWithConstraints, *, is_dynamic: bool) -> Iterator[Fault]:
     """Hold an observer to a dtype with constraints, as DTY-01 and its kin hold a QConfig's."""
     facts = _as_quantized(observed.facts)
     config = DTypeConfig(input_dtype=constraints, is_dynamic=is_dynamic)
     _, refusals = choose_dtype_config(QConfigFacts(activation=facts, weight=facts), [config], has_weight=False)
-    if not refusals:
-        return None
-    refusal = refusals[0]
-    what = refusal.where.removeprefix("input ").removeprefix("activation.")
-    return Problem(rule=refusal.rule, message=f"{role}: {what} is {refusal.found}, must be {refusal.bound}")
+    for refusal in refusals:
+        what = refusal.where.removeprefix("input ").removeprefix("activation.")
+        yield Fault(rule=refusal.rule, message=f"{role}: {what} is {refusal.found}, must be {refusal.bound}")
 
 
 def _as_quantized(facts: ObserverFacts) -> ObserverFacts:
@@ -186,71 +181,65 @@ def _as_quantized(facts: ObserverFacts) -> ObserverFacts:
 
 
 @guard("annotate.check_weight")
-def check_weight(annotated: Annotated) -> Problem | None:
+def check_weight(annotated: Annotated) -> Iterator[Fault]:
     """Check that the weight has the claim's dtype, bounds, scheme and axis, and nothing but it is observed. (OBS-13)"""
     claim = annotated.claim
     weights = {name: each for name, each in annotated.reading.parameters.items() if name != "bias"}
     if not is_observed_dtype(claim.dtypes.weight_dtype):
         numbers = [name for name in weights if isinstance(annotated.case.arguments.get(name), (int, float))]
-        text = f"observes the number that is given as {', '.join(numbers)}"
-        return Problem(rule="OBS-07", message=text) if numbers else None
+        if numbers:
+            yield Fault(rule="OBS-07", message=f"observes the number that is given as {', '.join(numbers)}")
+        return
     if not weights and claim.scheme != NO_WEIGHT:
-        return Problem(rule="OBS-13", message="does not observe the weight")
+        yield Fault(rule="OBS-13", message="does not observe the weight")
     for name, observed in weights.items():
-        problem = _hold(
-            name, observed, claim.dtypes.weight_dtype_with_constraints, is_dynamic=observed.facts.is_dynamic
-        )
-        if problem is None and claim.scheme in WEIGHT_OBSERVERS:
-            problem = _hold_scheme(claim, name, observed)
-        if problem is not None:
-            return problem
-    return None
+        constraints = claim.dtypes.weight_dtype_with_constraints
+        yield from _hold(name, observed, constraints, is_dynamic=observed.facts.is_dynamic)
+        if claim.scheme in WEIGHT_OBSERVERS:
+            yield from _hold_scheme(claim, name, observed)
 
 
-def _hold_scheme(claim: Claim, name: str, observed: Observed) -> Problem | None:
-    expected = WEIGHT_OBSERVERS[claim.scheme][1]
+def _hold_scheme(claim: Claim, name: str, observed: Observed) -> Iterator[Fault]:
+    expected, axis = WEIGHT_OBSERVERS[claim.scheme][1], claim.weight_axis
     if observed.qscheme is not expected:
-        return Problem(rule="OBS-13", message=f"{name}: its qscheme is {observed.qscheme}, must be {expected}")
-    axis = claim.weight_axis
-    if claim.scheme.startswith("per_channel") and observed.axis != axis:
+        yield Fault(rule="OBS-13", message=f"{name}: its qscheme is {observed.qscheme}, must be {expected}")
+    elif claim.scheme.startswith("per_channel") and observed.axis != axis:
         text = f"{name}: quantized along axis {observed.axis}; the output's channels are axis {axis}"
-        return Problem(rule="OBS-13", message=text)
-    return None
+        yield Fault(rule="OBS-13", message=text)
 
 
 @guard("annotate.check_bias")
-def check_bias(annotated: Annotated) -> Problem | None:
+def check_bias(annotated: Annotated) -> Iterator[Fault]:
     """Check that the bias is float, or int32 of scale s_x·s_w where the Capabilities say so. (OBS-06, NUM-04)"""
     reading, bias = annotated.reading, annotated.reading.parameters.get("bias")
     has_int32 = annotated.capabilities.int32_bias and annotated.kind in INTEGERS and annotated.claim.scheme != NO_WEIGHT
+    weights = [each.group for name, each in reading.parameters.items() if name != "bias"]
     if bias is None:
         text = "leaves the bias in float; Capabilities(int32_bias=True) without lowers_bias=True says that it is int32"
-        is_forgotten = has_int32 and "bias" in reading.floats and not annotated.capabilities.lowers_bias
-        return Problem(rule="NUM-04", message=text) if is_forgotten else None
-    if not has_int32:
-        is_half = annotated.kind is Kind.FLOAT16
-        return None if is_half else Problem(rule="OBS-06", message="observes the bias, which stays float")
-    weights = [each.group for name, each in reading.parameters.items() if name != "bias"]
-    if bias.facts.dtype is not torch.int32 or {*bias.sources} != {annotated.inputs[0].group, *weights}:
+        if has_int32 and "bias" in reading.floats and not annotated.capabilities.lowers_bias:
+            yield Fault(rule="NUM-04", message=text)
+    elif not has_int32:
+        if annotated.kind is not Kind.FLOAT16:
+            yield Fault(rule="OBS-06", message="observes the bias, which stays float")
+    elif bias.facts.dtype is not torch.int32 or {*bias.sources} != {annotated.inputs[0].group, *weights}:
         text = f"the bias is {bias.facts.dtype}; it has to be int32, derived of the input's scale and the weight's"
-        return Problem(rule="NUM-04", message=text)
-    return None
+        yield Fault(rule="NUM-04", message=text)
 
 
 @guard("annotate.check_sharing")
-def check_sharing(annotated: Annotated) -> Problem | None:
+def check_sharing(annotated: Annotated) -> Iterator[Fault]:
     """Check that inputs and output share one observer, or have one each, by the observation type. (OBS-01, OBS-02)"""
     if annotated.kind not in INTEGERS or not annotated.outputs:
-        return None
+        return
     inputs, outputs = {each.group for each in annotated.inputs}, {each.group for each in annotated.outputs}
     if _observation_of(annotated) is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
-        text = f"{len(inputs | outputs)} observers; the inputs and the output have to share one"
-        return Problem(rule="OBS-02", message=text) if len(inputs | outputs) > 1 else None
-    if inputs & outputs:
-        return Problem(rule="OBS-01", message="the output shares an observer with an input; it needs its own")
-    if len(inputs) < len(annotated.inputs):
-        return Problem(rule="OBS-01", message="inputs share an observer; each needs its own")
-    return None
+        if len(inputs | outputs) > 1:
+            text = f"{len(inputs | outputs)} observers; the inputs and the output have to share one"
+            yield Fault(rule="OBS-02", message=text)
+    elif inputs & outputs:
+        yield Fault(rule="OBS-01", message="the output shares an observer with an input; it needs its own")
+    elif len(inputs) < len(annotated.inputs):
+        yield Fault(rule="OBS-01", message="inputs share an observer; each needs its own")
 
 
 def _observation_of(annotated: Annotated) -> ObservationType:
@@ -260,6 +249,6 @@ def _observation_of(annotated: Annotated) -> ObservationType:
     return entry._num_tensor_args_to_observation_type.get(count, entry.observation_type)
 
 
-_CHECKS: tuple[Callable[[Annotated], Problem | None], ...] = (
+_CHECKS: tuple[Callable[[Annotated], Iterator[Fault]], ...] = (
     check_presence, check_flow, check_dtypes, check_weight, check_bias, check_sharing,
 )  # fmt: skip

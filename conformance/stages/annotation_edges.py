@@ -12,9 +12,9 @@ from conformance.annotations.probe import Probe, Probed
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import is_norm
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.ops.op_model import PatternModel
-from conformance.stages.stage import Problem
 from refimpl import BackendConfig
 from refimpl.patterns import Pattern, leaf_name
 
@@ -68,16 +68,16 @@ def _make_integers(probe: Probe) -> Probe | None:
     return Probe(pattern=probe.pattern, inputs=inputs, activations=()) if is_integer else None
 
 
-@guard("annotate.find_edge_problem")
-def find_edge_problem(edge: Edge, probed: Probed) -> Problem | None:
+@guard("annotate.find_edge_fault")
+def find_edge_fault(edge: Edge, probed: Probed) -> Iterator[Fault]:
     """Check that what is just outside of the claim is not annotated as if it were inside. (PAT-06, OBS-10)"""
     reading = probed.reading
     if reading is None:
-        return None if probed.is_refused else Problem(rule="LOW-01", message=probed.failure)
-    if edge.is_silent:
-        text = f"{edge.name}: annotates {', '.join(reading.asking)}"
-        return Problem(rule=edge.rule, message=text) if reading.asking else None
+        if not probed.is_refused:
+            yield Fault(rule="LOW-01", message=probed.failure)
+        return
     last = reading.ops[-1] if reading.ops else ""
-    if last in reading.asking:
-        return Problem(rule=edge.rule, message=f"{edge.name}: annotates {last}, which no entry claims alone")
-    return None
+    if edge.is_silent and reading.asking:
+        yield Fault(rule=edge.rule, message=f"{edge.name}: annotates {', '.join(reading.asking)}")
+    elif not edge.is_silent and last in reading.asking:
+        yield Fault(rule=edge.rule, message=f"{edge.name}: annotates {last}, which no entry claims alone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.oracle.error_bounds import flatten
 from conformance.oracle.exact import Exact
@@ -17,6 +19,7 @@ from conformance.stages.attribution import attribute, describe_worst, unravel_in
 from conformance.stages.resemblance import Resemblance, find_resemblance, spell_allowed
 from conformance.stages.statistics import Sample
 from reports.schema import Where
+from reports.verdicts import Verdict
 
 MOST_SHOWN = 6
 """Elements of the worst comparison that the report shows."""
@@ -26,53 +29,76 @@ InputGrids = tuple[Grid | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The outcome of comparing one output with what it should be.
-
-    ``max_lsb``: the largest |q - v|; ``slack_lsb``: the largest slack; ``excess``: the most by which a bound is passed.
-    ``is_within_one``: every element is within one step and the slack. ``is_function``: the output is that of a function
-    that kernels approximate. ``problem``: what is wrong with the whole output (its type, its shape, not finite, off the
-    grid), or "". ``rule``: the rule that a problem breaks, if not the one that the claim is judged by.
-    ``ran_in_float``: a quantized output was computed in float. ``allowed``: what a right result may be off by beside
-    the slack, in words. ``resemblance``: what rounding the differences look like; None: nothing is wrong, or something
-    else. ``sample``: the distances, for statistics; None: nothing was compared.
-    """
+    """The outcome of comparing one output with what it should be."""
 
     where: Where
+    rule: str = "NUM-03"
+    """That by which it is judged: NUM-05 where an op only moves or selects values."""
     max_lsb: float = 0.0
+    """The largest |q - v|."""
     slack_lsb: float = 0.0
+    """The largest slack."""
     excess: float = -0.5
+    """The most by which a bound is passed."""
     is_within_one: bool = True
+    """Every element is within one step and the slack."""
     is_function: bool = False
-    problem: str = ""
-    rule: str = ""
-    ran_in_float: bool = False
+    """The output is that of a function that kernels approximate."""
     allowed: str = "0.5 + "
+    """What a right result may be off by beside the slack, in words."""
     resemblance: Resemblance | None = None
+    """What rounding the differences look like; None: nothing is wrong, or something else."""
     sample: Sample | None = None
+    """The distances, for statistics; None: nothing was compared."""
     evidence: Mapping[str, object] = field(default_factory=dict)
+    """The worst elements, if some are wrong."""
+    fault: Fault | None = None
+    """What is wrong with the output."""
+
+    @property
+    def bound(self) -> str:
+        """What a right result may be off by, whole: half a step and the slack, or the slack alone."""
+        return f"{self.allowed}{self.slack_lsb:.3g}"
 
 
-def compare_all(where: Where, exacts: Sequence[Exact], output: Any, grids: InputGrids = ()) -> Iterator[Comparison]:
+def compare_all(
+    where: Where, exacts: Sequence[Exact], output: Any, grids: InputGrids = (), *, moves_only: bool = False
+) -> Iterator[Comparison]:
     """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
     outputs = flatten(output) if len(exacts) > 1 else [output]
     if len(outputs) != len(exacts):
-        yield compare_unusable(where, f"the model returned {len(outputs)} outputs; expected {len(exacts)}")
+        text = f"{where}: the model returned {len(outputs)} outputs; expected {len(exacts)}"
+        yield _compare_unusable(Fault(rule=rule_of_numbers(moves_only), message=text, where=where, size=math.inf))
         return
     for number, (exact, value) in enumerate(zip(exacts, outputs, strict=True)):
-        yield compare(where if len(exacts) == 1 else replace(where, output=number), exact, value, grids)
+        place = where if len(exacts) == 1 else replace(where, output=number)
+        yield compare(place, exact, value, grids, moves_only=moves_only)
 
 
-def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> Comparison:
-    """Measure the LSB distance of an output from its exact result. (NUM-03)"""
-    if problem := describe_form_fault(exact, output):
-        return compare_unusable(where, problem)
+def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = (), *, moves_only: bool = False) -> Comparison:
+    """Measure the LSB distance of an output from its exact result, and judge it. (NUM-03)
+
+    ``moves_only``: the op only moves or selects values, so that no other integer may come out. (NUM-05)
+    """
+    rule = rule_of_numbers(moves_only)
+    for fault in find_form_fault(where, exact, output, rule):
+        return _compare_unusable(fault)
+    for fault in find_grid_fault(where, exact, output, grids, rule):
+        return _compare_off_grid(exact, output, fault)
+    comparison = replace(_measure(where, exact, output, grids), rule=rule)
+    return replace(comparison, fault=next(find_distance_fault(comparison, moves_only), None))
+
+
+def rule_of_numbers(moves_only: bool) -> str:
+    """Return the rule that an output is held to."""
+    return "NUM-05" if moves_only else "NUM-03"
+
+
+def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> Comparison:
     grid = exact.grid
     if grid is None:
-        return _compare_floats(where, exact, output, grids)
-    position = grid.integers(output)
-    integers = position.round()
-    if bool(((position - integers).abs() > grid.nearness(integers)).any()):
-        return compare_off_grid(where, exact, position, grids)
+        return _measure_floats(where, exact, output, grids)
+    integers = grid.integers(output).round()
     allowed = exact.slack.expand_as(integers)
     distance = (integers - exact.integers).abs()
     is_outside = (integers < grid.low) | (integers > grid.high)
@@ -89,12 +115,12 @@ def compare(where: Where, exact: Exact, output: Any, grids: InputGrids = ()) -> 
         allowed=spell_allowed(exact),
         resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_show_worst(where, exact, grids, exact.integers, integers, excess),
+        evidence=_show_worst(exact, grids, exact.integers, integers, excess),
     )
 
 
-def _compare_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> Comparison:
-    """Compare a float output, which has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
+def _measure_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> Comparison:
+    """Measure a float output, which has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
     distance = (output.double() - exact.real).abs() / exact.step
     allowed = exact.slack.expand_as(distance)
     excess = distance - allowed
@@ -106,70 +132,89 @@ def _compare_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrid
         is_within_one=False,
         allowed="",
         sample=Sample(distance=distance, exact=exact.real / exact.step, is_float_output=True),
-        evidence=_show_worst(where, exact, grids, exact.real, output.double(), excess),
+        evidence=_show_worst(exact, grids, exact.real, output.double(), excess),
     )
 
 
-@guard("numerics.grid")
-def compare_off_grid(where: Where, exact: Exact, position: Tensor, grids: InputGrids) -> Comparison:
-    """Compare an output between two integers: it was computed in float, and may still be the right number."""
+def _measure_between(exact: Exact, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where an output lies on its grid, in integers and between them, and how far from the exact results."""
     assert exact.grid is not None
-    grid = exact.grid
-    distance = (position.clamp(grid.low, grid.high) - exact.integers).abs()
-    is_right = bool((distance <= 1 + exact.slack).all())
-    text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
-    return Comparison(
-        where=where,
-        max_lsb=_largest_of(distance),
-        excess=_largest_of(distance),
-        is_within_one=is_right,
-        problem=text if is_right else f"{text}, and it is wrong",
-        ran_in_float=is_right,
-        sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
-        evidence=_show_worst(where, exact, grids, exact.integers, position, distance),
-    )
+    position = exact.grid.integers(output)
+    return position, (position.clamp(exact.grid.low, exact.grid.high) - exact.integers).abs()
+
+
+# -- faults of an output -----------------------------------------------------------------------------------------------
 
 
 @guard("numerics.form")
-def describe_form_fault(exact: Exact, output: Any) -> str:
-    """Say what is wrong with an output's form; "" for a finite float32 tensor of the right shape."""
+def find_form_fault(where: Where, exact: Exact, output: Any, rule: str) -> Iterator[Fault]:
+    """Find what is wrong with an output's form: a finite float32 tensor of the right shape is expected."""
     if not isinstance(output, Tensor):
-        return f"the output is a {type(output).__name__}; expected a tensor"
-    if output.shape != exact.real.shape:
-        return f"the output has shape {tuple(output.shape)}; expected {tuple(exact.real.shape)}"
-    if output.dtype is not torch.float32:
-        return f"the output has dtype {output.dtype}; the model's output is real, so float32 was expected"
-    if not bool(torch.isfinite(output).all()):
-        return "the output is not finite, on finite inputs"
-    return ""
+        text = f"the output is a {type(output).__name__}; expected a tensor"
+    elif output.shape != exact.real.shape:
+        text = f"the output has shape {tuple(output.shape)}; expected {tuple(exact.real.shape)}"
+    elif output.dtype is not torch.float32:
+        text = f"the output has dtype {output.dtype}; the model's output is real, so float32 was expected"
+    elif not bool(torch.isfinite(output).all()):
+        text = "the output is not finite, on finite inputs"
+    else:
+        return
+    yield Fault(rule=rule, message=f"{where}: {text}", where=where, size=math.inf)
 
 
-def compare_unusable(where: Where, problem: str, *, rule: str = "", **evidence: object) -> Comparison:
+@guard("numerics.grid")
+def find_grid_fault(where: Where, exact: Exact, output: Tensor, grids: InputGrids, rule: str) -> Iterator[Fault]:
+    """Find an output between two integers: it was computed in float, and may still be the right number."""
+    if exact.grid is None:
+        return
+    position, distance = _measure_between(exact, output)
+    integers = position.round()
+    if not bool(((position - integers).abs() > exact.grid.nearness(integers)).any()):
+        return
+    is_right = bool((distance <= 1 + exact.slack).all())
+    text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
+    yield Fault(
+        rule=rule, message=f"{where}: {text}{'' if is_right else ', and it is wrong'}",
+        verdict=Verdict.FALLBACK if is_right else Verdict.REFUTED, where=where, size=_largest_of(distance),
+        evidence=_show_worst(exact, grids, exact.integers, position, distance),
+    )  # fmt: skip
+
+
+@guard("numerics.distance")
+def find_distance_fault(comparison: Comparison, moves_only: bool) -> Iterator[Fault]:
+    """Find that an output passes its bound: within one step it is QUALITY, of a function that is approximated."""
+    if comparison.excess <= 0:
+        return
+    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {comparison.bound}"
+    is_approximation = comparison.is_within_one and comparison.is_function and not moves_only  # rule: NUM-03
+    yield Fault(
+        rule=comparison.rule, message=f"within one step, not correctly rounded: {text}" if is_approximation else text,
+        verdict=Verdict.QUALITY if is_approximation else Verdict.REFUTED, where=comparison.where,
+        evidence=comparison.evidence, size=comparison.excess,
+    )  # fmt: skip
+
+
+def _compare_unusable(fault: Fault) -> Comparison:
     """Return the comparison of an output that cannot be measured."""
+    return Comparison(where=fault.where, max_lsb=math.inf, excess=math.inf, is_within_one=False, fault=fault)
+
+
+def _compare_off_grid(exact: Exact, output: Tensor, fault: Fault) -> Comparison:
+    """Return the comparison of an output between two integers."""
+    assert exact.grid is not None
+    _, distance = _measure_between(exact, output)
+    sample = Sample(distance=distance, exact=exact.integers - exact.grid.zero_point)
     return Comparison(
-        where=where, max_lsb=float("inf"), excess=float("inf"), is_within_one=False, problem=problem, rule=rule,
-        evidence={"where": where, **evidence},
+        where=fault.where, max_lsb=fault.size, excess=math.inf, is_within_one=False, sample=sample, fault=fault
     )  # fmt: skip
 
 
-@guard("numerics.runs")
-def compare_failed_run(where: Where, rule: str, problem: str, evidence: Mapping[str, object]) -> Comparison:
-    """Return the comparison of a run without an output."""
-    return Comparison(
-        where=where, excess=float("inf"), is_within_one=False, rule=rule, problem=problem,
-        evidence={"where": where, **evidence},
-    )  # fmt: skip
-
-
-def _show_worst(
-    where: Where, exact: Exact, grids: InputGrids, expected: Tensor, actual: Tensor, excess: Tensor
-) -> dict[str, object]:
+def _show_worst(exact: Exact, grids: InputGrids, expected: Tensor, actual: Tensor, excess: Tensor) -> dict[str, object]:
     """Return as evidence the worst elements: where, what was expected and found, and on which grids."""
     if not excess.numel() or not bool((excess > 0).any()):
         return {}
     order = excess.flatten().argsort(descending=True, stable=True)[:MOST_SHOWN]
     evidence: dict[str, object] = {
-        "where": where,
         "index": [unravel_index(int(flat), excess.shape) for flat in order],
         "expected": [round(float(expected.flatten()[flat]), 6) for flat in order],
         "found": [_shorten(float(actual.flatten()[flat])) for flat in order],

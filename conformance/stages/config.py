@@ -21,9 +21,10 @@ from conformance.claims.kinds import Kind
 from conformance.claims.plan import plan_cases
 from conformance.claims.qconfigs import describe_misfit, wide_qconfig_for
 from conformance.claims.quick import Share
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
-from conformance.stages.stage import Problem, StageError
+from conformance.stages.state import ClaimState
 from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
 from refimpl.backend_config import lint_entry
 from refimpl.dtype_choice import ObserverReader, choose_dtype_config
@@ -32,19 +33,23 @@ from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
 from reports.verdicts import Verdict
 
 
+def plan_cases_of_claim(run: ClaimState) -> Iterator[Fault]:
+    """Check that the entry is sound, and plan its cases."""
+    yield from lint(run.claim, run.bench.config)
+    run.cases = plan_claim(run.bench, run.claim)
+    run.counted["config"] = len(run.cases)
+
+
 def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
-    """Return the cases of a claim. Raises StageError for a faulty entry, or a pattern that cannot be built."""
-    problem = lint(claim, bench.config)
-    if problem is not None:
-        raise StageError(problem.rule, problem.verdict, problem.message)
+    """Return the cases of a claim. Raises FaultFound for a pattern that cannot be built."""
     if (reason := describe_misfit(claim)) is not None:
-        raise StageError("DTY-02", Verdict.UNEXERCISED, reason)
+        raise FaultFound(Fault(rule="DTY-02", verdict=Verdict.UNEXERCISED, message=reason))
     limit = bench.effort.cases
     share = bench.shares.get(claim.id, Share()) if limit is not None else Share()
     has_prelude = _has_prelude(claim, bench.config)
     cases = plan_cases(claim, bench.capabilities, limit=limit, share=share, has_prelude=has_prelude)
     if isinstance(cases, str):
-        raise StageError("CFG-09", Verdict.UNEXERCISED, cases)
+        raise FaultFound(Fault(rule="CFG-09", verdict=Verdict.UNEXERCISED, message=cases))
     return cases
 
 
@@ -57,15 +62,15 @@ def _has_prelude(claim: Claim, config: BackendConfig) -> bool:
     return any(choose_dtype_config(facts, entry.dtype_configs, has_weight=False)[0] for entry in entries)
 
 
-def lint(claim: Claim, config: BackendConfig) -> Problem | None:
-    """Return the first fault of a claim's entry that shows without a model; None if it has none.
+def lint(claim: Claim, config: BackendConfig) -> Iterator[Fault]:
+    """Yield the faults of a claim's entry that show without a model.
 
     Constraints that nothing can keep (CFG-02), modules without ``from_float`` (CVT-02, QAT-01), a fuser method that
     cannot be called (FUS-02), parts that act only together (FUS-08, CFG-11), an entry that can never match (PAT-05,
     PAT-07), and one that makes a class which no entry quantizes (FUS-08, QAT-01).
     """
-    checks = (check_constraints, check_modules, check_fuser, check_matching)
-    return next((problem for check in checks for problem in check(claim, _gather_facts(config))), None)
+    for check in (check_constraints, check_modules, check_fuser, check_matching):
+        yield from check(claim, _gather_facts(config))
 
 
 # -- the whole config --------------------------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ def _covers(wide: Pattern, narrow: Pattern) -> bool:
 
 
 @guard("config.constraints")
-def check_constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
+def check_constraints(claim: Claim, _: _Facts) -> Iterator[Fault]:
     """Find constraints that no QConfig keeps. One observer serves a static pattern's input and output. (DTY-01)"""
     dtypes = claim.dtypes
     first, last = dtypes.input_dtype_with_constraints, dtypes.output_dtype_with_constraints
@@ -137,7 +142,7 @@ def check_constraints(claim: Claim, _: _Facts) -> Iterator[Problem]:
         roles["input and output"] = [first, last]
     for role, ends in roles.items():
         for fault in _find_contradictions([each for each in ends if each.dtype is not None]):  # rule: DTY-01
-            yield Problem(rule="CFG-02", message=f"{role} dtype: {fault}")
+            yield Fault(rule="CFG-02", message=f"{role} dtype: {fault}")
 
 
 def _find_contradictions(ends: Sequence[DTypeWithConstraints]) -> Iterator[str]:
@@ -200,37 +205,37 @@ def _join(values: Iterable[object]) -> str:
 
 
 @guard("config.modules")
-def check_modules(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+def check_modules(claim: Claim, facts: _Facts) -> Iterator[Fault]:
     """Find modules that cannot be made of the float ones, or are not swapped in."""
     entry, name = claim.entry, claim.pattern
     reference, trained, root = entry.reference_quantized_module, entry.qat_module, entry.root_module
     if reference is not None and not hasattr(reference, "from_float"):
-        yield Problem(rule="CVT-02", message=f"reference module {reference.__name__} has no from_float")
+        yield Fault(rule="CVT-02", message=f"reference module {reference.__name__} has no from_float")
     if claim.flow == "qat" and trained is not None:
         if not hasattr(trained, "from_float"):
-            yield Problem(rule="QAT-01", message=f"QAT module {trained.__name__} has no from_float")
+            yield Fault(rule="QAT-01", message=f"QAT module {trained.__name__} has no from_float")
         if isinstance(entry.normal_pattern, type) and trained not in facts.patterns:
             text = f"{name} becomes {trained.__name__} for training, and no entry quantizes that"
-            yield Problem(rule="QAT-01", message=text)
+            yield Fault(rule="QAT-01", message=text)
     is_float = claim.dtypes.weight_dtype in (None, torch.float32)
     if root is not None and root not in facts.swapped and not is_float:  # rule: CFG-11
-        yield Problem(rule="CFG-11", message=f"no entry gives a reference module for root_module {root.__name__}")
+        yield Fault(rule="CFG-11", message=f"no entry gives a reference module for root_module {root.__name__}")
 
 
 @guard("config.fuser")
-def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Fault]:
     """Find a fuser method that cannot be called, or makes a module that no entry quantizes."""
     entry = claim.entry
     for rule, message in lint_entry(entry):  # rule: FUS-08
-        yield Problem(rule=rule, message=message)
+        yield Fault(rule=rule, message=message)
     if entry.fuser_method is not None and (misfit := _describe_misfit(entry, entry.fuser_method)):
-        yield Problem(rule="FUS-02", message=f"fuser_method of {claim.pattern} {misfit}")
+        yield Fault(rule="FUS-02", message=f"fuser_method of {claim.pattern} {misfit}")
     fused = entry.fused_module
     if fused is None or _is_folded(claim):
         return
     if not any(isinstance(pattern, type) and issubclass(pattern, fused) for pattern in facts.patterns):
         text = f"{claim.pattern} is fused to {fused.__name__}, and no entry quantizes that"
-        yield Problem(rule="FUS-08", message=text)
+        yield Fault(rule="FUS-08", message=text)
 
 
 def _describe_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
@@ -259,15 +264,15 @@ def _is_folded(claim: Claim) -> bool:
 
 
 @guard("config.matching")
-def check_matching(claim: Claim, facts: _Facts) -> Iterator[Problem]:
+def check_matching(claim: Claim, facts: _Facts) -> Iterator[Fault]:
     """Find an entry that can never match."""
     pattern = claim.entry.normal_pattern
     if _has_open_head(pattern):
-        yield Problem(rule="PAT-05", message=f"{claim.pattern} can never match: its op is a wildcard")
+        yield Fault(rule="PAT-05", message=f"{claim.pattern} can never match: its op is a wildcard")
     taker = facts.shadows.get(pattern)
     if taker is not None:
         text = f"{claim.pattern} can never match: {pattern_name(taker)}, registered earlier, takes all that it would"
-        yield Problem(rule="PAT-07", message=text)
+        yield Fault(rule="PAT-07", message=text)
 
 
 def _has_open_head(pattern: Pattern, *, is_inner: bool = False) -> bool:

@@ -15,8 +15,8 @@ from torch.fx import GraphModule, Node
 from conformance.claims.claim import Claim
 from conformance.claims.kinds import Kind
 from conformance.claims.qconfigs import dynamic_range_of
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
-from conformance.stages.stage import Problem
 from refimpl import explain
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.invariants import find_observers, is_dequantize, is_quantize
@@ -24,7 +24,7 @@ from refimpl.observers import dtype_range
 
 
 @guard("prepare.check_prepared_dynamic")
-def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | None:
+def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Iterator[Fault]:
     """Check that observers stand where rules OBS-05, OBS-06 and CVT-11 put them.
 
     Dynamic and float16: one on the first input, which asks for the claim's dtype, at run time. Weight-only: none on
@@ -36,14 +36,14 @@ def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | Non
     expected = [] if kind is Kind.WEIGHT_ONLY else placeholders[:1]
     if observed != expected:
         rule = "CVT-11" if kind is Kind.WEIGHT_ONLY else "OBS-05"
-        return _make_problem(rule, f"observers on inputs {observed or 'none'}; expected on {expected or 'none'}")
+        yield _make_fault(rule, f"observers on inputs {observed or 'none'}; expected on {expected or 'none'}")
     outputs = [slot.value for slot in plan.slots if slot.role == "output"]
     if outputs:
-        return _make_problem("OBS-05", f"the output is observed ({', '.join(outputs)}), though it stays float")
+        yield _make_fault("OBS-05", f"the output is observed ({', '.join(outputs)}), though it stays float")
     is_function = all(decision.target is None for decision in plan.decisions)
     weights = [slot.value for slot in plan.slots if slot.role == "weight"]
     if len(weights) != is_function:
-        return _make_problem("OBS-06", f"observers on weights {weights or 'none'}; expected {int(is_function)}")
+        yield _make_fault("OBS-06", f"observers on weights {weights or 'none'}; expected {int(is_function)}")
     for slot in plan.slots:
         observer: Any = getattr(prepared, slot.name)
         is_input = slot.role == "input"
@@ -52,53 +52,51 @@ def check_prepared_dynamic(claim: Claim, prepared: GraphModule) -> Problem | Non
         requested = (observer.dtype, bool(getattr(observer, "is_dynamic", False)))
         if requested != claimed:
             text = f"the observer of {slot.value} asks for (dtype, dynamic) {requested}; the claim says {claimed}"
-            return _make_problem("OBS-05", text)
-    return None
+            yield _make_fault("OBS-05", text)
 
 
 @guard("convert.check_reference_dynamic")
-def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Problem | None:
+def check_reference_dynamic(claim: Claim, reference: GraphModule) -> Iterator[Fault]:
     """Check that only the first input and the weight are quantized, as claimed; the output is float. (CVT-02, -03, -11)
 
     No observer is left. (CVT-01)
     """
     nodes = list(reference.graph.nodes)
     if find_observers(reference):
-        return _make_problem("CVT-01", "an observer is left in the reference model")
+        yield _make_fault("CVT-01", "an observer is left in the reference model")
     first, *others = (node for node in nodes if node.op == "placeholder")
     kind, outputs = claim.kind, reference.graph.output_node().all_input_nodes
     floating = others if kind is not Kind.WEIGHT_ONLY else [first, *others]
     for node in floating:
         if any(map(_quantizes, node.users)):
-            return _make_problem("OBS-05", f"input {node.name} is quantized; only the first one should be")
+            yield _make_fault("OBS-05", f"input {node.name} is quantized; only the first one should be")
     if any(map(is_dequantize, outputs)):
-        return _make_problem("DTY-07", "the output is quantized; the claim says float")
-    if kind is not Kind.WEIGHT_ONLY and (problem := _check_input(claim, kind, first)) is not None:
-        return problem
+        yield _make_fault("DTY-07", "the output is quantized; the claim says float")
+    if kind is not Kind.WEIGHT_ONLY:
+        yield from _check_input(claim, kind, first)
     dtypes = {*_find_module_dtypes(reference), *_find_function_dtypes(reference)}
     claimed = claim.dtypes.weight_dtype
-    if claimed is None or dtypes in ({claimed}, {PLAIN_DTYPE.get(claimed)}):
-        return None
-    text = ", ".join(sorted(map(str, dtypes))) or "float32"
-    return _make_problem("CVT-02", f"the weight's dtype is {text}; the claim says {claimed}")
+    if claimed is not None and dtypes not in ({claimed}, {PLAIN_DTYPE.get(claimed)}):
+        text = ", ".join(sorted(map(str, dtypes))) or "float32"
+        yield _make_fault("CVT-02", f"the weight's dtype is {text}; the claim says {claimed}")
 
 
-def _check_input(claim: Claim, kind: Kind, first: Node) -> Problem | None:
+def _check_input(claim: Claim, kind: Kind, first: Node) -> Iterator[Fault]:
     """Check that every use of the input goes through one quantization, to the claim's dtype and range. (CVT-03, -04)"""
     quantizes = [user for user in first.users if _quantizes(user)]
     rule = "CVT-04" if kind is Kind.FLOAT16 else "CVT-03"
     uses = [user for user in first.users if user not in quantizes and user.target != OPS.choose_qparams.tensor]
     if len(quantizes) != 1 or uses:
         text = f"input {first.name}: {len(quantizes)} quantizations, {len(uses)} other uses; expected 1, 0"
-        return _make_problem(rule, text)
+        yield _make_fault(rule, text)
+        return
     dtype, claimed = _dtype_of(quantizes[0]), claim.dtypes.input_dtype
     assert claimed is not None
     if dtype not in (claimed, PLAIN_DTYPE.get(claimed)):
-        return _make_problem(rule, f"the input is quantized to {dtype}; the claim says {claimed}")
+        yield _make_fault(rule, f"the input is quantized to {dtype}; the claim says {claimed}")
     bounds = dynamic_range_of(claim)
     if bounds is not None and (actual := _range_of(quantizes[0])) != bounds:
-        return _make_problem("CVT-03", f"the input is quantized to {actual}; the claim's QConfig says {bounds}")
-    return None
+        yield _make_fault("CVT-03", f"the input is quantized to {actual}; the claim's QConfig says {bounds}")
 
 
 def _quantizes(node: Node) -> bool:
@@ -136,5 +134,5 @@ def _find_function_dtypes(reference: GraphModule) -> Iterator[torch.dtype]:
             yield _dtype_of(node)
 
 
-def _make_problem(rule: str, message: str) -> Problem:
-    return Problem(rule=rule, message=message)
+def _make_fault(rule: str, message: str) -> Fault:
+    return Fault(rule=rule, message=message)

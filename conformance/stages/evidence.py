@@ -6,6 +6,8 @@ cannot give them: in long sums of products (`conformance.stages.long_sums`). The
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from conformance.claims.plan import REGIMES
 from conformance.claims.qconfigs import observer_arguments_of, qconfig_for
 from conformance.claims.quick import Share
 from conformance.claims.registry import registered_for
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.ops.op_model import Input
 from conformance.ops.table import WEIGHTED
@@ -32,10 +35,10 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import prepare_case, set_scales
 from conformance.stages.comparison import compare
-from conformance.stages.execution import ExecutionEvidence, Reports, ask_execution
+from conformance.stages.execution import Reports, ask_execution
 from conformance.stages.long_sums import BITS, ROWS, WIDTH, LongSums, draw_long_sums
 from conformance.stages.lower import lower, run_lowered
-from conformance.stages.stage import Problem, StageError
+from conformance.stages.state import ExecutionEvidence
 from refimpl import RefimplError
 from refimpl.observers import dtype_range, is_quantized_dtype
 from refimpl.patterns import leaf_name
@@ -105,24 +108,24 @@ def explain_blindness(bench: Bench, claim: Claim) -> str:
 
 def weigh_evidence(reports: Reports, sums: Sums) -> ExecutionEvidence:
     """Decide what shows the execution, by what the backend reports and by what its sums show."""
-    problem = contradict(reports, sums)
+    fault = next(contradict(reports, sums), None)
     text = "; ".join(filter(None, (str(reports), sums.text)))
     if reports.are_complete:
-        return ExecutionEvidence(kind="none" if problem else "reported", text=text, problem=problem)
-    return ExecutionEvidence(kind="numbers" if sums.are_exact else "none", text=text, problem=problem)
+        return ExecutionEvidence(kind="none" if fault else "reported", text=text, fault=fault)
+    return ExecutionEvidence(kind="numbers" if sums.are_exact else "none", text=text, fault=fault)
 
 
 @guard("execution.evidence")
-def contradict(reports: Reports, sums: Sums) -> Problem | None:
+def contradict(reports: Reports, sums: Sums) -> Iterator[Fault]:
     """Find that a backend reports kernels of integers, declares no sums in float, and yet sums in float. (LOW-04)"""
     if not reports.told or sums.are_exact is not False:
-        return None
+        return
     text = (
         f"{reports}, and that it was quantized; but {sums.text}. If its kernels multiply integers and sum in float, "
         "declare Capabilities.float_accumulation; if their sums are narrower than 32 bits, declare the op's limits; "
         "else it runs in float"
     )
-    return Problem(rule="LOW-04", message=text)
+    yield Fault(rule="LOW-04", message=text)
 
 
 # -- the probe --------------------------------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ def probe_sums(bench: Bench, claim: Claim) -> Sums:
         return _run_probe(bench, claim)
     except _Blind as error:
         why = str(error)
-    except (RefimplError, NoOracleError, StageError) as error:
+    except (RefimplError, NoOracleError, FaultFound) as error:
         first, *_ = str(error).strip().splitlines() or [""]
         why = f"a sum of {WIDTH} products cannot be run: {first[:200]}"
     return Sums(are_exact=None, text=f"numbers cannot tell: {why}")
@@ -159,7 +162,9 @@ def _run_probe(bench: Bench, claim: Claim) -> Sums:
     if comparison.excess <= 0:
         found = f"{ROWS * BITS} sums that pass 2^24 on the way are exact, which they are in int32 or float64 only"
         return Sums(are_exact=True, text=f"the numbers show that products are not summed in float32: {found}")
-    size = comparison.problem or f"they are off by up to {comparison.max_lsb:g} LSB"
+    size = f"they are off by up to {comparison.max_lsb:g} LSB"
+    if comparison.fault is not None and math.isinf(comparison.excess):
+        size = comparison.fault.message
     return Sums(are_exact=False, text=f"sums that pass 2^24 on the way come back wrong, as in float32: {size}")
 
 

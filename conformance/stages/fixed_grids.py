@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 from torch.fx import GraphModule
 
 from conformance.claims.kinds import fixed_qparams_of
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.oracle.grids import grid_of
-from conformance.stages.stage import Problem
 from refimpl.dtype_choice import ObserverFacts, round_to_float32
 from refimpl.invariants import is_quantize
 from refimpl.plan import DIFFERENT, PLAN, Decision, Plan, Slot
@@ -41,7 +41,7 @@ FixedGrids: TypeAlias = Mapping[str, Sequence[tuple[Slot, FixedGrid | None]]]
 
 
 @guard("convert.check_fixed_grids")
-def check_fixed_grids(reference: GraphModule) -> Problem | None:
+def check_fixed_grids(reference: GraphModule) -> Iterator[Fault]:
     """Check that each result whose qparams a claim fixes is on just that grid, with all that shares it.
 
     What a claim fixes is the grid of its op's result: scale, zero point and range of integers are compared exactly
@@ -51,23 +51,20 @@ def check_fixed_grids(reference: GraphModule) -> Problem | None:
     for prefix, model, plan in _models_in(reference):
         for slot in _find_misplaced(plan):
             text = f"{prefix}{slot.value} has the qparams that its consumer fixes for its result; it must be measured"
-            return Problem(rule="OBS-14", message=text)
+            yield Fault(rule="OBS-14", message=text)
         if any(grid is not None for given in fixed.values() for _, grid in given):
-            layers = QualityWalk(model, None, prefix, lambda *_: None).layers.values()
-            problem = next(filter(None, (_hold(model, layer, grid_fixed_for(layer, fixed)) for layer in layers)), None)
-            if problem is not None:
-                return problem
-    return None
+            for layer in QualityWalk(model, None, prefix, lambda *_: None).layers.values():
+                yield from _hold(model, layer, grid_fixed_for(layer, fixed))
 
 
-def _hold(model: GraphModule, layer: LayerEdge, expected: FixedGrid | None) -> Problem | None:
+def _hold(model: GraphModule, layer: LayerEdge, expected: FixedGrid | None) -> Iterator[Fault]:
     """Hold a layer's grid to the one that is fixed for it."""
     if expected is None or layer.quantize is None or not is_quantize(layer.quantize):
-        return None
+        return
     grid = grid_of(model, layer.quantize)
     found = FixedGrid(round_to_float32(grid.scale), grid.zero_point, grid.low, grid.high)
-    text = f"{layer.name} is quantized with {found}; the claim fixes {expected}"
-    return None if found == expected else Problem(rule="CVT-01", message=text)
+    if found != expected:
+        yield Fault(rule="CVT-01", message=f"{layer.name} is quantized with {found}; the claim fixes {expected}")
 
 
 def find_fixed_grids(reference: GraphModule) -> FixedGrids:

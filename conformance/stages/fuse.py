@@ -2,72 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.build import PRELUDE, build_model
-from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.stages.meaning import describe_difference
-from conformance.stages.stage import CaseResult, CaseStage, Problem, raise_problem, run_flow
+from conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from refimpl import BackendConfig
 from refimpl.fuse import trace_and_fuse
 
 FUSES_NOTHING = BackendConfig("fuses nothing")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuiltCase(CaseResult):
-    """The float model of a case."""
-
-    case: Case
-    model: nn.Module
-
-
-class FuseStage(CaseStage[Case, BuiltCase]):
-    """Builds a case's float model and fuses it: once per variant of a pattern with a fuser method, else once.
+def build_and_fuse(run: ClaimState, state: CaseState) -> Iterator[Fault]:
+    """Build a case's float model and fuse it: once per variant of a pattern with a fuser method, else once.
 
     Judged are the number of calls that are left (FUS-01, FUS-03) and the function that the fused model computes
-    (FUS-06). A fault refutes the claim; its evidence is the fused graph.
+    (FUS-06).
     """
-
-    name = "fuse"
-
-    def run(self, before: Case) -> BuiltCase:
-        """Build and fuse the model. Raises StageError for a fault."""
-        built = self.partial_result = BuiltCase(case=before, model=build_model(before))
-        variant = before.variant if self.claim.entry.fuser_method is not None else ""
-        if variant in self.proven:
-            return built
-        fuse = partial(trace_and_fuse, built.model, leaves=self.claim.own_modules)
-        fused = run_flow("FUS-02", lambda: fuse(self.bench.config))
-        raise_problem(check_fused(self.claim, fused, lambda: fuse(FUSES_NOTHING)), fused)
-        raise_problem(check_fused_meaning(built.model, fused, draw_calibration_inputs(before)[0]), fused)
-        self.proven.add(variant)
-        return built
+    claim, case = run.claim, state.case
+    state.model = build_model(case)
+    variant = case.variant if claim.entry.fuser_method is not None else ""
+    if variant in run.proven["fuse"]:
+        return
+    fuse = partial(trace_and_fuse, state.model, leaves=claim.own_modules)
+    fused = run_flow("FUS-02", lambda: fuse(run.bench.config))
+    yield from show_graph(fused, check_fused(claim, fused, lambda: fuse(FUSES_NOTHING)))
+    yield from show_graph(fused, check_fused_meaning(state.model, fused, draw_calibration_inputs(case)[0]))
+    run.proven["fuse"].add(variant)
 
 
 @guard("fuse.check_fused")
-def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphModule]) -> Problem | None:
+def check_fused(claim: Claim, fused: GraphModule, unfused: Callable[[], GraphModule]) -> Iterator[Fault]:
     """Check that fuse leaves one module call of a pattern with a fuser method, else all its calls. (FUS-01, FUS-03)"""
     calls = calls_of(fused)
     if claim.entry.fuser_method is not None:
         if len(calls) != 1 or calls[0].op != "call_module":
             names = ", ".join(f"{node.op} {node.target}" for node in calls)
-            return Problem(rule="FUS-03", message=f"fuse left {len(calls)} calls, should leave one module: {names}")
-        return None
-    if len(calls) != len(claim.ops):  # other ops around the pattern, or a fault
+            yield Fault(rule="FUS-03", message=f"fuse left {len(calls)} calls, should leave one module: {names}")
+    elif len(calls) != len(claim.ops):  # other ops around the pattern, or a fault
         before = len(calls_of(unfused()))
         if len(calls) != before:
             text = f"no fuser method for the pattern, yet fuse turned {before} calls into {len(calls)}"
-            return Problem(rule="FUS-01", message=text)
-    return None
+            yield Fault(rule="FUS-01", message=text)
 
 
 def calls_of(model: GraphModule) -> list[Node]:
@@ -77,7 +61,7 @@ def calls_of(model: GraphModule) -> list[Node]:
 
 
 @guard("fuse.check_fused_meaning")
-def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Problem | None:
+def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Iterator[Fault]:
     """Check that the fused model computes the float model's function. (FUS-06)"""
-    difference = describe_difference(model, fused, inputs)
-    return Problem(rule="FUS-06", message=f"fuse changed what the model computes, {difference}") if difference else None
+    if difference := describe_difference(model, fused, inputs):
+        yield Fault(rule="FUS-06", message=f"fuse changed what the model computes, {difference}")

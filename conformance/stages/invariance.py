@@ -15,55 +15,55 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.claims.kinds import Kind
+from conformance.machine.fault import Fault, FaultFound, raise_first
 from conformance.machine.guard import guard
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Role
 from conformance.stages import reruns
-from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison
 from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
-from conformance.stages.numerics import ComparedCase, message_of, rule_of, verdict_of
-from conformance.stages.stage import StageError, make_pass
-from reports.schema import Check, evidence
+from conformance.stages.lower import find_leftover
+from conformance.stages.state import CaseState, ClaimState
 from reports.verdicts import PASSING, Verdict
 
 SPLIT = (1, 3, 5)
 """The sizes into which a batch is split: more rows than known kernels' tiles have, and no size is whole tiles."""
 
 
-def check_invariance(
-    bench: Bench, claim: Claim, cases: Sequence[ComparedCase], run_twin: Callable[[], ComparedCase] | None
-) -> Check:
-    """Run cases of a claim again. Raises StageError if none of them gave an output.
+def run_again(run: ClaimState, run_twin: Callable[[], CaseState] | None) -> Iterator[Fault]:
+    """Run cases of a claim again. Raises FaultFound if none of them gave an output, or for what a device left over.
 
     ``run_twin``: has the first case's twin lowered and run; None: the claim has a fault already, or its models are not
     lowered in one process.
     """
-    ran = [each for each in cases if each.first is not None]  # numerics reports the others
+    bench, claim = run.bench, run.claim
+    ran = [each for each in run.rerun_cases if each.first is not None]  # numerics reports the others
     if not ran:
-        raise StageError("NUM-07", Verdict.UNEXERCISED, "no case gave an output that could be compared")
+        text = "no case gave an output that could be compared"
+        raise FaultFound(Fault(rule="NUM-07", verdict=Verdict.UNEXERCISED, message=text))
     # A small case is not shared out, and threads cost more than all else where workers share the cores.
-    threaded = (*ran[:1], *sorted(ran[1:], key=lambda compared: compared.case.size)[-1:])
-    comparisons: list[Comparison] = []
-    for compared in ran:
-        sums_floats = compared.executed.runs_in_float or claim.kind is Kind.FLOAT16
+    threaded = (*ran[:1], *sorted(ran[1:], key=lambda state: state.case.size)[-1:])
+    has_faults = False
+    for state in ran:
+        sums_floats = state.runs_in_float or claim.kind is Kind.FLOAT16
         capabilities = replace(bench.capabilities, float_accumulation=True) if sums_floats else bench.capabilities
-        has_threads = compared in threaded and bench.profile != "quick"
-        (name, inputs), other_inputs = compared.reference.inputs[0], compared.reference.inputs[-1].tensors
+        (name, inputs), other_inputs = state.inputs[0], state.inputs[-1].tensors
         repeat = reruns.RepeatRun(
-            case=compared.case, name=name, inputs=inputs, lowered=compared.lowered, first=compared.first,
+            case=state.case, name=name, inputs=inputs, lowered=state.lowered, first=state.first,
             steps=allowed_steps_of(capabilities),
         )  # fmt: skip
-        left_out = {reruns.THREADS} if not has_threads else set[str]()
+        left_out = {reruns.THREADS} if state not in threaded or bench.profile == "quick" else set[str]()
         if bench.runs_elsewhere:
             left_out.add(reruns.OPERANDS)  # which a device would have to hand in too
-        comparisons += compare_changes(repeat, other_inputs, capabilities, left_out=left_out)
-        if run_twin is not None and compared is ran[0] and not any(each.problem for each in comparisons):
-            comparisons += keep_models_apart(repeat, run_twin(), claim.moves_only)
-    return judge_invariance(claim.id, comparisons)
+        for fault in compare_changes(repeat, other_inputs, capabilities, left_out=left_out):
+            has_faults = True
+            yield fault
+        if run_twin is not None and state is ran[0] and not has_faults:
+            yield from keep_models_apart(repeat, run_twin())
+        run.counted["invariance"] += len(repeat.compared)
+    if not has_faults:
+        raise_first(find_leftover(bench))
 
 
 def allowed_steps_of(capabilities: Capabilities) -> float:
@@ -77,8 +77,8 @@ def allowed_steps_of(capabilities: Capabilities) -> float:
 
 def compare_changes(
     repeat: reruns.RepeatRun, other_inputs: Batch, capabilities: Capabilities, *, left_out: Collection[str] = ()
-) -> Iterator[Comparison]:
-    """Compare a case's outputs under every change with those without; yield a comparison for each.
+) -> Iterator[Fault]:
+    """Compare a case's outputs under every change with those without: nothing may differ. (NUM-07)
 
     ``other_inputs``: other inputs of the case, which are run in between.
     """
@@ -87,9 +87,9 @@ def compare_changes(
         left_out.add(reruns.CHANNELS_LAST)
     if not capabilities.dynamic_batch:
         left_out |= {reruns.BATCH, reruns.EMPTY}
-    repetitions = list(_repeat_at_once(repeat))
-    yield from report_repetitions(repetitions)
-    if any(each.problem for each in repetitions):
+    repetitions = list(report_repetitions(_repeat_at_once(repeat)))
+    yield from repetitions
+    if repetitions:
         return  # other differences would say no more
     for change, compare in _COMPARED.items():  # rule: NUM-07
         if change not in left_out:
@@ -97,39 +97,16 @@ def compare_changes(
     yield from report_repetitions(_repeat_after(repeat, other_inputs))
 
 
-def judge_invariance(claim: str, comparisons: Iterable[Comparison]) -> Check:
-    """Judge a claim by all comparisons: nothing may differ. (NUM-07)"""
-    comparisons = list(comparisons)
-    differing = [each for each in comparisons if each.problem]
-    if not differing:
-        return make_pass(claim, "invariance", len(comparisons))
-    unsteady = [each for each in differing if each.where.change == reruns.REPETITION]
-    worst = (unsteady or differing)[0]
-    lines = [f"{each.where}: {each.problem}" for each in differing]
-    varies = bool(unsteady) or any(each.evidence.get("nondeterministic") for each in differing)
-    return Check(
-        claim=claim,
-        stage="invariance",
-        rule=worst.rule,
-        outcome="fail",
-        verdict=Verdict.REFUTED,
-        message=lines[differing.index(worst)],
-        cases=len(comparisons),
-        failing=len(differing),
-        evidence=evidence({**worst.evidence, "differing": lines[: reruns.MOST_SHOWN], "nondeterministic": varies}),
-    )
-
-
 # -- repetition and threads -------------------------------------------------------------------------------------------
 
 
 @guard("invariance.repetition")
-def report_repetitions(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
-    """Yield what runs of the same input gave."""
-    yield from comparisons
+def report_repetitions(faults: Iterable[Fault]) -> Iterator[Fault]:
+    """Yield what differs between runs of the same input."""
+    yield from faults
 
 
-def _repeat_at_once(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def _repeat_at_once(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run twice, and compare the second run with the first one, and with that of the numerics stage."""
 
     def run_again() -> list[Tensor]:
@@ -137,11 +114,11 @@ def _repeat_at_once(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
 
     repeat.foresee([repeat.inputs, repeat.inputs])
     if repeat.first is not None:
-        yield repeat.compare(repeat.where(reruns.REPETITION, "since the first run"), run_again)
-    yield repeat.compare(repeat.where(reruns.REPETITION, "at once"), run_again)
+        yield from repeat.compare(repeat.where(reruns.REPETITION, "since the first run"), run_again)
+    yield from repeat.compare(repeat.where(reruns.REPETITION, "at once"), run_again)
 
 
-def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Comparison]:
+def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Fault]:
     """Run on other inputs, and then again on the first ones."""
 
     def run_both() -> list[Tensor]:
@@ -149,13 +126,15 @@ def _repeat_after(repeat: reruns.RepeatRun, other_inputs: Batch) -> Iterator[Com
         repeat.run(other_inputs)
         return repeat.run(repeat.inputs)
 
-    yield repeat.compare(repeat.where(reruns.REPETITION, "after other inputs"), run_both)
+    yield from repeat.compare(repeat.where(reruns.REPETITION, "after other inputs"), run_both)
 
 
 @guard("invariance.threads")
-def run_in_threads(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def run_in_threads(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run with two threads."""
-    yield repeat.compare(repeat.where(reruns.THREADS), partial(run_with_threads, 2, partial(repeat.run, repeat.inputs)))
+    yield from repeat.compare(
+        repeat.where(reruns.THREADS), partial(run_with_threads, 2, partial(repeat.run, repeat.inputs))
+    )
 
 
 def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
@@ -173,20 +152,18 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
 
 
 @guard("invariance.channels_last")
-def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on equal values in channels_last."""
     return _lay_out(reruns.CHANNELS_LAST, lay_in_channels_last, repeat)
 
 
 @guard("invariance.strided")
-def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on equal values that are not contiguous."""
     return _lay_out(reruns.STRIDED, lay_strided, repeat)
 
 
-def _lay_out(
-    change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: reruns.RepeatRun
-) -> Iterator[Comparison]:
+def _lay_out(change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on equal values in other layouts, where they are the same to the float model: a view of the memory is not."""
     meant = [
         (label, plain, changed)
@@ -195,14 +172,14 @@ def _lay_out(
     ]
     repeat.foresee([inputs for _, *both in meant for inputs in both])
     for label, plain, changed in meant:
-        yield repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
+        yield from repeat.compare(repeat.where(change, label), partial(repeat.run, changed), plain=plain)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
 @guard("invariance.batch")
-def split_batch(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def split_batch(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run a batch in parts, where each row of the output depends on one row of inputs.
 
     Left out where the backend says that it is made for batches of the size that it was compiled with.
@@ -215,7 +192,7 @@ def split_batch(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
         return
     where = repeat.where(reruns.BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")
     repeat.foresee([whole, *parts])
-    yield repeat.compare(where, lambda: _join([repeat.run(part) for part in parts]) or [], plain=whole)
+    yield from repeat.compare(where, lambda: _join([repeat.run(part) for part in parts]) or [], plain=whole)
 
 
 def _join(parts: Sequence[list[Tensor] | None]) -> list[Tensor] | None:
@@ -247,7 +224,7 @@ def _make_batch(repeat: reruns.RepeatRun) -> Batch | None:
 
 
 @guard("invariance.no rows")
-def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Compare the shape for a batch of no rows, where the float model and the lowered one take it.
 
     Elsewhere `conformance.stages.nonfinite` records it.
@@ -261,11 +238,15 @@ def run_without_rows(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
     except Exception:  # whatever the backend's code raises: it is recorded, not judged
         return
     expected, actual = ([torch.zeros(each.shape) for each in tensors] for tensors in (floats, outputs))
-    yield reruns.compare_outputs(repeat.where(reruns.EMPTY), reruns.EMPTY, expected, actual)
+    where = repeat.where(reruns.EMPTY)
+    repeat.compared.append(where)
+    fault = reruns.compare_outputs(where, reruns.EMPTY, expected, actual)
+    if fault is not None:
+        yield fault
 
 
 @guard("invariance.operands")
-def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
+def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on inputs that are not copied: the backend may not write to them, unless the op itself is in place."""
     floating, operands = ([each.clone() for each in repeat.inputs] for _ in range(2))
     try:
@@ -282,35 +263,31 @@ def watch_operands(repeat: reruns.RepeatRun) -> Iterator[Comparison]:
 
     if untouched:
         expected = [repeat.inputs[number] for number in untouched]
-        yield repeat.compare(repeat.where(reruns.OPERANDS), run, expected=expected)
+        yield from repeat.compare(repeat.where(reruns.OPERANDS), run, expected=expected)
 
 
 @guard("invariance.models")
-def keep_models_apart(repeat: reruns.RepeatRun, twin: ComparedCase, only_moves: bool) -> Iterator[Comparison]:
+def keep_models_apart(repeat: reruns.RepeatRun, twin: CaseState) -> Iterator[Fault]:
     """Find a cache whose key leaves out weights or qparams, and a kernel that holds those of one model.
 
     The twin was lowered after the case, in the same process. Its numbers must be right, and the case's as before. If
     they are wrong, and those that the case's own model gives, the two are one; else the kernel is wrong for the twin.
     """
     where = repeat.where(reruns.MODELS, "other weights, scales and zero points")
-    wrong = next((each for each in twin.comparisons if verdict_of(each, only_moves) not in PASSING), None)
+    faults = (each.fault for each in twin.comparisons)
+    wrong = next((fault for fault in faults if fault is not None and fault.verdict not in PASSING), None)
     if wrong is None:
-        yield repeat.compare(where, partial(repeat.run, repeat.inputs))
+        yield from repeat.compare(where, partial(repeat.run, repeat.inputs))
         return
-    inputs = dict(twin.reference.inputs)[wrong.where.input]
-    of_twin = replace(repeat, lowered=twin.lowered)
-    are_one = not repeat.compare(where, partial(of_twin.run, inputs), plain=inputs).problem
-    text = f"{reruns.CHANGES[reruns.MODELS]}: lowered second, " if are_one else "of another model, "
-    yield replace(
-        wrong,
-        where=where,
-        problem=f"{text}{message_of(wrong, verdict_of(wrong, only_moves))}",
-        rule="NUM-07" if are_one else rule_of(wrong, only_moves),
-        evidence={**wrong.evidence, "where": where},
-    )
+    inputs = dict(twin.inputs)[wrong.where.input]
+    are_one = not list(repeat.compare(where, partial(replace(repeat, lowered=twin.lowered).run, inputs), plain=inputs))
+    text = f"{reruns.CHANGES[reruns.MODELS]}: lowered second" if are_one else "of another model"
+    message = f"{where}: {text}, {wrong.message}"
+    rule = "NUM-07" if are_one else wrong.rule
+    yield replace(wrong, where=where, message=message, rule=rule, verdict=Verdict.REFUTED)
 
 
-_COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Comparison]]] = {
+_COMPARED: dict[str, Callable[[reruns.RepeatRun], Iterator[Fault]]] = {
     reruns.CHANNELS_LAST: lay_out_in_channels_last,
     reruns.STRIDED: lay_out_strided,
     reruns.BATCH: split_batch,

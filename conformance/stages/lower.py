@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,66 +14,40 @@ from backends.base import Backend, QuantizerRequest, UnsupportedPattern
 from backends.lowering import lower_reference
 from conformance.annotations.asking import lower_annotated
 from conformance.annotations.programs import OtherGridError
-from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
 from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, spell_trace
 from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
-from conformance.stages.convert import ReferenceCase
-from conformance.stages.stage import CaseResult, CaseStage, StageError
+from conformance.stages.state import CaseState, ClaimState, LoweredModel
 from reports.schema import Where
 from reports.verdicts import Verdict
 
-LoweredModel = Callable[..., Any]
-"""What a backend's lower returned."""
 Lowering = Callable[[Backend, GraphModule, Batch], LoweredModel]
 """Has a backend lower a reference model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoweredCase(CaseResult):
-    """The lowered model of a case."""
+def lower_reference_model(run: ClaimState, state: CaseState) -> Iterable[Fault]:
+    """Lower a copy of the reference model by the backend. (LOW-01)
 
-    reference: ReferenceCase
-    model: LoweredModel
-
-
-class LowerStage(CaseStage[ReferenceCase, LoweredCase]):
-    """Lowers a copy of the reference model by the backend.
-
-    Judged is whether that gives something that can be called (LOW-01). Declining or raising refutes the claim; the
-    message says how, and the evidence has the traceback. Of the variants that a vendor's Quantizer annotates, the first
-    case is lowered as that has it quantized. ``annotated``: the variants that still have to be.
+    Of the variants that a vendor's Quantizer annotates, the first case is lowered as that has it quantized.
     """
-
-    name = "lower"
-    runs_backend = True
-
-    def __init__(self, bench: Bench, claim: Claim) -> None:
-        super().__init__(bench, claim)
-        self.annotated: set[str] = set()
-
-    def run(self, before: ReferenceCase) -> LoweredCase:
-        """Lower a copy of the reference model. Raises StageError for a fault."""
-        example = tuple(value.clone() for value in before.inputs[0].tensors)
-        lower_by_flow = lower_by
-        if before.case.variant in self.annotated:
-            self.annotated.remove(before.case.variant)
-            lower_by_flow = partial(lower_as_annotated, request_for(self.claim), before.prepared.built.model)
-        return LoweredCase(reference=before, model=lower(self.bench, before.model, example, lower_by_flow))
-
-    def has_raised(self, result: LoweredCase | None, fault: StageError | None) -> bool:
-        """Tell whether the backend did not lower the case."""
-        return fault is not None and fault.verdict is Verdict.REFUTED
+    example = tuple(value.clone() for value in state.inputs[0].tensors)
+    lower_by_flow = lower_by
+    if state.case.variant in run.annotated:
+        run.annotated.remove(state.case.variant)
+        lower_by_flow = partial(lower_as_annotated, request_for(run.claim), state.model)
+    state.lowered = lower(run.bench, state.reference, example, lower_by_flow)
+    return ()
 
 
 @guard("lower")
 def lower(
     bench: Bench, reference: GraphModule, example_inputs: Batch, lower_by_flow: Lowering | None = None
 ) -> LoweredModel:
-    """Lower a copy of the reference model. Raises StageError if the backend declines, raises or returns no callable.
+    """Lower a copy of the reference model. Raises FaultFound if the backend declines, raises or returns no callable.
 
     ``lower_by_flow``: how; None: as `lower_by` does.
     """
@@ -82,14 +55,14 @@ def lower(
         lowered = (lower_by_flow or lower_by)(bench.backend, reference, example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
-        raise StageError("LOW-01", Verdict.REFUTED, text) from error
+        raise FaultFound(Fault(rule="LOW-01", message=text)) from error
     except NoAnswer as error:
-        raise StageError("LOW-01", Verdict.UNEXERCISED, str(error)) from error
+        raise leave_open(error) from error
     except Exception as error:
         raise make_backend_error("lower", error) from error
     if not callable(lowered):
         text = f"lower returned {type(lowered).__name__}, which cannot be called"
-        raise StageError("LOW-01", Verdict.REFUTED, text)
+        raise FaultFound(Fault(rule="LOW-01", message=text))
     return lowered
 
 
@@ -118,7 +91,7 @@ def lower_as_annotated(
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:
     """Run a lowered model on copies of the inputs; its output is copied, as it may be the model's own buffer.
 
-    Raises StageError when the backend's code raises.
+    Raises FaultFound when the backend's code raises.
     """
     return next(run_all(lowered, [where], [inputs]))
 
@@ -133,7 +106,7 @@ def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Seque
         try:
             output = next(outputs)
         except NoAnswer as error:
-            raise StageError("LOW-01", Verdict.UNEXERCISED, str(error)) from error
+            raise leave_open(error) from error
         except Exception as error:
             raise make_backend_error(f"running {where},", error) from error
         yield output
@@ -145,11 +118,11 @@ def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
         yield _copy(lowered(*(value.clone() for value in inputs)))
 
 
-def check_leftover(bench: Bench) -> None:
-    """Raise StageError for a fault in what a device handed in for this claim or model and no stage asked for."""
+def find_leftover(bench: Bench) -> Iterator[Fault]:
+    """Find a fault in what a device handed in for this claim or model and no stage asked for."""
     left = bench.backend.find_leftover() if isinstance(bench.backend, RemoteBackend) else None
     if left is not None:
-        raise StageError(left.rule, left.verdict, left.message)
+        yield left
 
 
 def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs: Batch) -> str:
@@ -160,7 +133,7 @@ def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs
     try:
         with fill_memory(0x5A):
             run_lowered(lower_again(), where, inputs)
-    except StageError as error:
+    except FaultFound as error:
         return str(error)
     return ""
 
@@ -171,7 +144,12 @@ def _copy(output: Any) -> Any:
     return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output
 
 
-def make_backend_error(where: str, error: Exception) -> StageError:
+def make_backend_error(where: str, error: Exception) -> FaultFound:
     """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)"""
-    text = spell_trace(error)
-    return StageError("LOW-01", Verdict.REFUTED, f"{where} raised {type(error).__name__}: {error}", traceback=text)
+    shown = {"traceback": spell_trace(error)}
+    return FaultFound(Fault(rule="LOW-01", message=f"{where} raised {type(error).__name__}: {error}", evidence=shown))
+
+
+def leave_open(error: NoAnswer) -> FaultFound:
+    """Return what leaves a case open: a device has handed in nothing."""
+    return FaultFound(Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=str(error)))

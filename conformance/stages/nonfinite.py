@@ -9,8 +9,8 @@ from torch import Tensor
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.stages.layouts import copy_with_gaps
-from conformance.stages.numerics import ComparedCase
 from conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
+from conformance.stages.state import CaseState
 from reports.schema import Measurement, Where
 
 _NONFINITE = {"nan": float("nan"), "+inf": float("inf"), "-inf": float("-inf")}
@@ -18,14 +18,14 @@ _MOST = 160
 """Characters of an error that are recorded at most."""
 
 
-def measure_nonfinite(claim: Claim, compared: ComparedCase) -> Iterator[Measurement]:
+def measure_nonfinite(claim: Claim, state: CaseState) -> Iterator[Measurement]:
     """Yield a case's results for NaN and infinities among its inputs, for no rows, and for strided indices.
 
     Quantizing such a value has no right result, a backend may be compiled for its batch, and indices are not quantized.
     The result is recorded all the same: an output, or an exception; a crash is reported by the isolation.
     """
-    name, inputs = compared.reference.inputs[0]
-    repeat = RepeatRun(case=compared.case, name=name, inputs=inputs, lowered=compared.lowered)
+    name, inputs = state.inputs[0]
+    repeat = RepeatRun(case=state.case, name=name, inputs=inputs, lowered=state.lowered)
     if repeat.runs:
         values = {name: _describe(repeat, edge) for name, edge in _make_edges(inputs) if repeat.run_float(edge)}
         yield Measurement(topic="nonfinite", subject=claim.id, values=dict(values))
@@ -57,7 +57,7 @@ def _describe(repeat: RepeatRun, inputs: Batch) -> str:
         outputs, repeated = repeat.run(inputs), repeat.run(inputs)
     except Exception as error:
         return f"raises {type(error).__name__}: {' '.join(str(error).split())[:_MOST]}"
-    if compare_outputs(Where(), REPETITION, outputs, repeated).problem:
+    if compare_outputs(Where(), REPETITION, outputs, repeated) is not None:
         return "varies from run to run"
     texts = []
     for left, right in zip(repeat.expected, outputs, strict=False):

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.stages.fixed_grids import find_fixed_grids, grid_fixed_for, slot_of, slots_in
-from conformance.stages.stage import Problem
 from refimpl import MinMaxObserver, RefimplError
 from refimpl.plan import Slot
 from refimpl.qparams import is_quantized_dtype, read_qparams
@@ -36,7 +36,7 @@ ROUNDING = 2.0**-18
 
 
 @guard("convert.check_ranges")
-def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | None:
+def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Fault]:
     """Check that each grid of a reference model holds the float model's calibration values, and is no wider. (CVT-01)
 
     For observers of the smallest and the largest value, after calibration on just these batches. Of n + 1 integers in
@@ -71,10 +71,10 @@ def check_ranges(reference: GraphModule, batches: Sequence[Batch]) -> Problem | 
             for batch in batches:
                 walk.run(copy_tensors(batch), copy_tensors(batch))
     except RefimplError:
-        return None  # numerics will say so
+        return  # numerics will say so
     fixed = find_fixed_grids(reference)
     measured = {layer: ends for layer, ends in seen.items() if grid_fixed_for(layer, fixed) is None}
-    return next(_find_misfits(slots, measured, again), None)
+    yield from _find_misfits(slots, measured, again)
 
 
 class _Observers:
@@ -114,7 +114,7 @@ def _measures_ends(observer: Any) -> bool:
     return type(inner) is MinMaxObserver or not is_static
 
 
-def _find_misfits(slots: Slots, seen: Seen, again: _Observers) -> Iterator[Problem]:
+def _find_misfits(slots: Slots, seen: Seen, again: _Observers) -> Iterator[Fault]:
     groups = defaultdict[str, set[Group]](set)  # of the observers that see a value, by the value's name (OBS-02)
     for prefix, slot in slots:
         groups[prefix + slot.value].add((prefix, slot.group))
@@ -124,16 +124,16 @@ def _find_misfits(slots: Slots, seen: Seen, again: _Observers) -> Iterator[Probl
         right = again.grid_of(layer)
         if right is not None:
             if not _is_same(grid, right):
-                yield Problem(rule="CVT-01", message=f"{_describe(layer, grid)}; its observer gives {_spell(right)}")
+                yield Fault(rule="CVT-01", message=f"{_describe(layer, grid)}; its observer gives {_spell(right)}")
             continue
         steps = (grid.high - grid.low) / grid.scale
         slack = grid.scale * (0.5 + steps * ROUNDING)
         text = _describe(layer, grid)
         if low < grid.low - slack or high > grid.high + slack:
-            yield Problem(rule="CVT-01", message=f"{text}; it is {low:.6g}..{high:.6g} in calibration")
+            yield Fault(rule="CVT-01", message=f"{text}; it is {low:.6g}..{high:.6g} in calibration")
         elif grid.scale > max(2 * together[layer] / steps, smallest) * (1 + ROUNDING):
             reason = f"calibration has at most {together[layer]:.6g} there, which explains no such step"
-            yield Problem(rule="CVT-01", message=f"{text}; {reason}")
+            yield Fault(rule="CVT-01", message=f"{text}; {reason}")
 
 
 def _is_same(grid: OutputGrid, right: OutputGrid) -> bool:

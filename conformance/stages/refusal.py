@@ -13,25 +13,21 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.fx import Graph, GraphModule
 
 import refimpl
 from conformance.claims.build import Preluded
-from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.kinds import fixed_qparams_of
 from conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
-from conformance.stages.bench import Bench
 from conformance.stages.calibration import leaves_of
-from conformance.stages.numerics import ComparedCase
-from conformance.stages.stage import Problem, make_pass, raise_problem
+from conformance.stages.state import CaseState, ClaimState, show_graph
 from refimpl.dtype_choice import ObserverFacts
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.observers import Constructor, dtype_range, is_quantized_dtype
 from refimpl.plan import Decision
-from reports.schema import Check
 
 Side = Literal["activation", "weight"]
 """A side of a QConfig."""
@@ -56,34 +52,26 @@ class EdgeQConfig:
     is_weight: bool = False
 
 
-def check_refusal(bench: Bench, claim: Claim, compared: ComparedCase) -> Check:
-    """Prepare one case of a claim with the QConfigs just outside of it and those exactly on its bounds.
+def try_edges(run: ClaimState) -> Iterator[Fault]:
+    """Prepare the first case's model with the QConfigs just outside of a claim and those exactly on its bounds.
 
-    Raises StageError for one that is taken or refused wrongly, or without the right reason.
+    Copies that share the float model's parameters are prepared, one for each QConfig. The claim's own QConfig is on its
+    bounds; the stage prepare has checked that it is taken.
     """
-    prepared = compared.reference.prepared
-    problem, count = try_edges(claim, compared.case, prepared.built.model, bench.config)
-    raise_problem(problem, prepared.model)
-    return make_pass(claim.id, "refusal", count)
-
-
-def try_edges(claim: Claim, case: Case, model: nn.Module, config: refimpl.BackendConfig) -> tuple[Problem | None, int]:
-    """Try the QConfigs at the edge of a claim; also return their number.
-
-    `model`: a float model of the case, in eval mode; copies that share its parameters are prepared, one for each
-    QConfig. The claim's own QConfig is on its bounds; the prepare stage has checked that it is taken.
-    """
+    claim, state = run.claim, run.rerun_cases[0]
     if claim.entry.observation_type is refimpl.ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
-        return None, 0  # no QConfig decides about an op that reads a shape (OBS-10)
+        return  # no QConfig decides about an op that reads a shape (OBS-10)
     if claim.entry.normal_pattern in claim.preparation.custom_modules:
-        return None, 0  # no dtype config decides about a custom module (CUS-01)
-    model = model.inner if isinstance(model, Preluded) else model
-    deciding = _restrict_entries(claim, config)
+        return  # no dtype config decides about a custom module (CUS-01)
+    deciding = _restrict_entries(claim, run.bench.config)
     inside, outside = list(edges_inside(claim)), list(edges_outside(claim))
-    problem = check_taken(claim, inside, _prepare_copies(claim, case, model, inside, deciding)) if inside else None
-    if problem is None and outside:
-        problem = check_refused(outside, _prepare_copies(claim, case, model, outside, deciding))
-    return problem, len(inside) + len(outside)
+    if inside:
+        taken = check_taken(claim, inside, _prepare_copies(claim, state, inside, deciding))
+        yield from show_graph(state.prepared, taken)
+    if outside:
+        refused = check_refused(outside, _prepare_copies(claim, state, outside, deciding))
+        yield from show_graph(state.prepared, refused)
+    run.counted["refusal"] = len(inside) + len(outside)
 
 
 # -- QConfigs at the edge of a claim -----------------------------------------------------------------------------------
@@ -272,16 +260,19 @@ def restrict(entry: refimpl.BackendPatternConfig, dtypes: refimpl.DTypeConfig) -
 
 
 def _prepare_copies(
-    claim: Claim, case: Case, model: nn.Module, edges: Sequence[EdgeQConfig], config: refimpl.BackendConfig
+    claim: Claim, state: CaseState, edges: Sequence[EdgeQConfig], config: refimpl.BackendConfig
 ) -> GraphModule:
     """Prepare a copy of the model for each QConfig, all next to each other, as one pass costs least.
 
     Each has inputs of its own: one op in place, and the next would read what it wrote. (TRC-01)
     """
+    model = state.model.inner if isinstance(state.model, Preluded) else state.model
     mapping, graph = refimpl.QConfigMapping(), Graph()
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     names = [f"edge{number}" for number in range(len(edges))]
-    inputs = [tuple(graph.placeholder(f"{name}_x{number}") for number in range(len(case.inputs))) for name in names]
+    inputs = [
+        tuple(graph.placeholder(f"{name}_x{number}") for number in range(len(state.case.inputs))) for name in names
+    ]
     graph.output(tuple(graph.call_module(name, own) for name, own in zip(names, inputs, strict=True)))
     copies = GraphModule({name: copy.deepcopy(model, dict(shared)) for name in names}, graph)
     for name, edge in zip(names, edges, strict=True):
@@ -300,34 +291,32 @@ def _pair_with_decisions(
 
 
 @guard("refusal.check_taken")
-def check_taken(claim: Claim, edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
+def check_taken(claim: Claim, edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Iterator[Fault]:
     """Check that a QConfig within all bounds is taken, by the claim's dtype config. (DTY-02)"""
     for edge, decisions in _pair_with_decisions(prepared, edges):
         if all(each.dtype_config != claim.dtypes for each in decisions):
             reasons = "; ".join(each.reason for each in decisions) or "no match"
-            return Problem(rule="DTY-02", message=f"a QConfig with {edge.name} is not taken: {reasons}")
-    return None
+            yield Fault(rule="DTY-02", message=f"a QConfig with {edge.name} is not taken: {reasons}")
 
 
 @guard("refusal.check_refused")
-def check_refused(edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Problem | None:
+def check_refused(edges: Sequence[EdgeQConfig], prepared: GraphModule) -> Iterator[Fault]:
     """Check that QConfigs outside leave all as it was, and the log has rule, value and bound. (DTY-06, DTY-09)"""
     for edge, decisions in _pair_with_decisions(prepared, edges):
         if any(each.dtype_config is not None for each in decisions):
             text = f"a QConfig with {edge.name} is taken; the pattern must stay float"
-            return Problem(rule=edge.rule, message=text)
-        if not any(_is_named(edge, each) for each in decisions):
+            yield Fault(rule=edge.rule, message=text)
+        elif not any(_is_named(edge, each) for each in decisions):
             reasons = "; ".join(each.reason for each in decisions) or "no match"
             text = f"refusing {edge.name}, the log does not name {edge.rule} and {edge.found}: {reasons}"
-            return Problem(rule="DTY-09", message=text)
+            yield Fault(rule="DTY-09", message=text)
     observed = [slot.value for slot in refimpl.explain(prepared).plan.slots]
     if observed:
-        return Problem(rule="DTY-06", message=f"all QConfigs are refused, yet observed is {', '.join(observed)}")
+        yield Fault(rule="DTY-06", message=f"all QConfigs are refused, yet observed is {', '.join(observed)}")
     converted = refimpl.convert_to_reference_decomposed_fx(prepared)
     leftovers = [node.name for node in converted.graph.nodes if is_quantize(node) or is_dequantize(node)]
     if leftovers:
-        return Problem(rule="DTY-06", message=f"all QConfigs are refused, yet convert makes {', '.join(leftovers)}")
-    return None
+        yield Fault(rule="DTY-06", message=f"all QConfigs are refused, yet convert makes {', '.join(leftovers)}")
 
 
 def _is_named(edge: EdgeQConfig, decision: Decision) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,16 +14,14 @@ from torch import Tensor, nn
 
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.remote.client import ElsewhereModel, NoAnswer, spell_trace
-from conformance.stages.comparison import Comparison, compare_unusable
 from conformance.stages.layouts import clone_with_strides
-from conformance.stages.lower import LoweredModel
 from conformance.stages.meaning import tensors_of
-from conformance.stages.numerics import FirstRun
-from conformance.stages.stage import StageError
+from conformance.stages.state import FirstRun, LoweredModel
 from reports.schema import Where
 from reports.verdicts import Verdict
 
@@ -50,29 +48,34 @@ MOST_SHOWN = 8
 """Differences that the evidence has at most."""
 
 
-def compare_outputs(where: Where, change: str, first: Any, second: Any) -> Comparison:
+def compare_outputs(where: Where, change: str, first: Any, second: Any) -> Fault | None:
     """Compare two outputs that must be equal, bit for bit but for the sign of zero; NaN equals NaN. (NUM-07)"""
     expected, actual = tensors_of(first), tensors_of(second)
     if len(expected) != len(actual):
-        return _report_difference(where, change, f"{len(actual)} tensors for {len(expected)}")
+        return _make_fault(where, change, f": {len(actual)} tensors for {len(expected)}")
     for number, (left, right) in enumerate(zip(expected, actual, strict=True)):
         if (left.dtype, left.shape) != (right.dtype, right.shape):
             kinds = [f"{each.dtype} of shape {tuple(each.shape)}" for each in (right, left)]
-            return _report_difference(where, change, f"{kinds[0]} for {kinds[1]}")
+            return _make_fault(where, change, f": {kinds[0]} for {kinds[1]}")
         differs = (left != right) & ~(left.isnan() & right.isnan())
         if bool(differs.any()):
             indexes = differs.nonzero()[:MOST_SHOWN].tolist()
-            problem = f"{CHANGES[change]}, first at index {indexes[0]}"
-            return compare_unusable(
-                where, problem, rule="NUM-07", change=change, output=number, index=indexes, count=int(differs.sum()),
+            return _make_fault(
+                where, change, f", first at index {indexes[0]}",
+                output=number, index=indexes, count=int(differs.sum()),
                 expected=[_to_number(left[tuple(index)].item()) for index in indexes],
                 found=[_to_number(right[tuple(index)].item()) for index in indexes],
             )  # fmt: skip
-    return Comparison(where=where, rule="NUM-07")
+    return None
 
 
-def _report_difference(where: Where, change: str, how: str) -> Comparison:
-    return compare_unusable(where, f"{CHANGES[change]}: {how}", rule="NUM-07", change=change)
+def _make_fault(where: Where, change: str, how: str, **evidence: object) -> Fault:
+    """Return the fault of an output that differs. What varies from run to run leads: it may cause the others."""
+    varies = {"nondeterministic": True} if change == REPETITION else {}
+    return Fault(
+        rule="NUM-07", message=f"{where}: {CHANGES[change]}{how}", where=where, size=float(change == REPETITION),
+        evidence={"change": change, **evidence, **varies},
+    )  # fmt: skip
 
 
 def _to_number(value: float) -> float | str:
@@ -95,6 +98,8 @@ class RepeatRun:
     steps: float = 0
     first: FirstRun | None = None
     filling: int = 0x5A
+    compared: list[Where] = field(default_factory=list)
+    """The runs that were compared."""
     _ahead: deque[tuple[Batch, list[Tensor] | Exception]] = field(default_factory=deque)
 
     @cached_property
@@ -163,29 +168,34 @@ class RepeatRun:
 
     def compare(
         self, where: Where, run: Run, *, plain: Batch | None = None, expected: list[Tensor] | None = None
-    ) -> Comparison:
+    ) -> Iterator[Fault]:
         """Compare the outputs of a changed run with those for ``plain`` inputs, else for the run's own.
 
-        ``expected`` replaces these outputs. Raising where the float model does not is a difference. (LOW-01)
+        ``expected`` replaces these outputs. Raising where the float model does not is a fault. (LOW-01)
         """
+        self.compared.append(where)
         change = where.change
         try:
             expected = expected or (self.expected if plain is None else self.run(plain))
             actual = run()
         except NoAnswer as error:
-            raise StageError("NUM-07", Verdict.UNEXERCISED, str(error)) from error
+            raise FaultFound(Fault(rule="NUM-07", verdict=Verdict.UNEXERCISED, message=str(error))) from error
         except Exception as error:
-            text = f"raised {type(error).__name__}: {error}; the float model takes such inputs"
-            return compare_unusable(where, text, rule="LOW-01", change=change, traceback=spell_trace(error))
-        comparison = compare_outputs(where, change, expected, actual)
-        if comparison.problem and change in REORDERING:
+            text = f"{where}: raised {type(error).__name__}: {error}; the float model takes such inputs"
+            yield Fault(
+                rule="LOW-01", message=text, where=where, evidence={"change": change, "traceback": spell_trace(error)}
+            )  # fmt: skip
+            return
+        fault = compare_outputs(where, change, expected, actual)
+        if fault is not None and change in REORDERING:
             faults = self._describe_faults(self.inputs if plain is None else plain, expected, actual)
             if faults == "":
-                return Comparison(where=where, rule="NUM-07")
-            comparison = replace(comparison, problem=f"{comparison.problem}{f': {faults}' if faults else ''}")
-        if comparison.problem and change != REPETITION and self._varies(actual, run):
-            return replace(comparison, evidence={**comparison.evidence, "nondeterministic": True})
-        return comparison
+                return
+            fault = replace(fault, message=f"{fault.message}{f': {faults}' if faults else ''}")
+        if fault is not None and change != REPETITION and self._varies(actual, run):
+            fault = replace(fault, evidence={**fault.evidence, "nondeterministic": True})
+        if fault is not None:
+            yield fault
 
     def _varies(self, actual: list[Tensor], run: Run) -> bool:
         """Tell whether a changed run gives something else when repeated; later runs are not affected by it."""
@@ -195,7 +205,7 @@ class RepeatRun:
         except Exception:  # whatever the backend's code raises now
             return True
         self.filling = filling
-        return bool(compare_outputs(Where(), REPETITION, actual, repeated).problem)
+        return compare_outputs(Where(), REPETITION, actual, repeated) is not None
 
     def _describe_faults(self, inputs: Batch, expected: list[Tensor], actual: list[Tensor]) -> str | None:
         """Say where outputs that differ are not both right: "" where they are, None where they must be equal. (NUM-06)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +19,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Execution, UnsupportedPattern
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import ElsewhereModel, Leftover, NoAnswer, RemoteBackend
+from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend
 from conformance.remote.description import Description
 from conformance.remote.worker import RemoteError
 from conformance.vectors.bundle import Bundle, BundleError
@@ -87,7 +89,7 @@ class ReplayBackend(RemoteBackend):
         self._work = work
         self._handed_in.clear()
 
-    def find_leftover(self) -> Leftover | None:
+    def find_leftover(self) -> Fault | None:
         """Find a fault in the cases of this piece of work, also in those that no stage asked for.
 
         Each must be done and whole, and equal runs must have equal outputs. (LOW-01, NUM-07)
@@ -97,14 +99,14 @@ class ReplayBackend(RemoteBackend):
             try:
                 case = bundle.read_case(name)
             except (BundleError, FileFault) as error:
-                return Leftover("LOW-01", Verdict.UNEXERCISED, f"the bundle: {error}")
+                return Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=f"the bundle: {error}")
             handed_in = self._handed_in.setdefault(name, HandedIn(outputs / name, case))
             try:
                 fault = _find_fault(case, handed_in)
             except FileFault as error:
-                fault = Leftover("LOW-01", Verdict.REFUTED, str(error))
+                fault = Fault(rule="LOW-01", message=str(error))
             if fault is not None:
-                return fault._replace(message=f"case {name}: {fault.message}")
+                return replace(fault, message=f"case {name}: {fault.message}")
         return None
 
 
@@ -116,16 +118,18 @@ def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
         return tree_flatten(model(*(value.clone() for value in example_inputs)))[1]
 
 
-def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Leftover | None:
+def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Fault | None:
     """Find what is wrong with a case that was handed in, apart from its numbers. Raises FileFault."""
     first: dict[str, tuple[int, list[Tensor]]] = {}
     whole = handed_in.read_status()
     if whole.status != "done":
-        return Leftover("LOW-01", _VERDICTS[whole.status], whole.reason or f"the device says {whole.status!r}")
+        text = whole.reason or f"the device says {whole.status!r}"
+        return Fault(rule="LOW-01", verdict=_VERDICTS[whole.status], message=text)
     for number, run in enumerate(case["runs"]):
         status = handed_in.read_status_of(number)
         if status.status in _LOST:
-            return Leftover("LOW-01", _VERDICTS[status.status], f"run {number}: {status.reason or status.status}")
+            text = f"run {number}: {status.reason or status.status}"
+            return Fault(rule="LOW-01", verdict=_VERDICTS[status.status], message=text)
         if status.status != "done":
             continue  # a device may decline an input that the float model does not take either
         values = handed_in.read_outputs(number)
@@ -133,7 +137,7 @@ def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Leftover | None
         earlier, same = first.setdefault(key, (number, values))
         if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(values, same, strict=True)):
             text = f"runs {earlier} and {number} have the same inputs and other outputs"
-            return Leftover("NUM-07", Verdict.REFUTED, text)
+            return Fault(rule="NUM-07", message=text)
     return None
 
 

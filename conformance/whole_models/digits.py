@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
+from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import output_step, place_on_grids
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
-from conformance.stages.stage import StageError
 from conformance.whole_models.flow import ModelSetup, descend, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
 from reports.numbers import Number
@@ -80,8 +80,8 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
         where = Where(input="all unseen images")
         values["backend"] = measure_top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, unseen_labels)
         values |= measure_undecided(reference, on_grid, check)
-    except StageError as error:
-        check = make_failed_check(name, error)
+    except FaultFound as found:
+        check = make_failed_check(name, found.fault)
     yield Measurement(topic="accuracy", subject=name, values=values)
     yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
 

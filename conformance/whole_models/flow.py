@@ -6,6 +6,7 @@ Rules QCM-02, DTY-02, QAT-01, QAT-02.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +20,12 @@ from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.inputs import Batch
 from conformance.claims.kinds import Kind
 from conformance.claims.qconfigs import describe_misfit, qconfig_for
+from conformance.machine.fault import raise_first
 from conformance.stages.bench import Bench
 from conformance.stages.fixed_grids import check_fixed_grids
 from conformance.stages.meaning import run_in_float32, tensors_of
 from conformance.stages.ranges import check_ranges
-from conformance.stages.stage import raise_problem, run_flow
+from conformance.stages.state import run_flow, show_graph
 from conformance.stages.statistics import measure_decibels
 from conformance.stages.unrounded import without_observers
 from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
@@ -135,7 +137,7 @@ def quantize_model(
     """Take a float model to the backend's reference model, calibrated on `batches`; in QAT it is trained before.
 
     ``train``: None: a few steps towards smaller outputs. ``mapping``: None: that of `make_mapping`. ``is_bounded``: as
-    in `Bench.convert`. Raises StageError for what prepare or convert refuses, for a model that is not the float model
+    in `Bench.convert`. Raises FaultFound for what prepare or convert refuses, for a model that is not the float model
     any more (`flow_checks`), for another grid than one that a claim fixes (`check_fixed_grids`), and, in PTQ, for a
     grid that does not fit what calibration has seen (`check_ranges`).
     """
@@ -151,7 +153,7 @@ def quantize_model(
         "OBS-15", lambda: prepare(model.train(is_qat), mapping, copies[0], custom, backend_config=bench.config)
     )  # fmt: skip
     floating = without_observers(prepared)
-    raise_problem(check_prepared(original, floating, copies[0], is_qat=is_qat), prepared)
+    raise_first(show_graph(prepared, check_prepared(original, floating, copies[0], is_qat=is_qat)))
     if is_qat:
         (train or partial(_train, batches=batches))(prepared)
         floating = without_observers(prepared)
@@ -160,10 +162,11 @@ def quantize_model(
         for batch in copies:
             prepared(*(each.clone() for each in batch))
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
-    raise_problem(check_fixed_grids(reference), reference)
-    raise_problem(check_reference(floating, reference, copies[0]), reference)
-    raise_problem(check_roundings(floating, reference, can_clip=can_clip), reference)
-    raise_problem(None if is_qat else check_ranges(reference, copies), reference)
+    faults = itertools.chain(
+        check_fixed_grids(reference), check_reference(floating, reference, copies[0]),
+        check_roundings(floating, reference, can_clip=can_clip), () if is_qat else check_ranges(reference, copies),
+    )  # fmt: skip
+    raise_first(show_graph(reference, faults))
     if not is_bounded:
         reference = run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
     outputs = (run_in_float32(each, copies[0]) for each in (floating, reference))

@@ -6,6 +6,7 @@ and agree. The flow is then at fault, and not the backend: nothing is shown of t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE
 from conformance.oracle.grids import lay_along
 from conformance.stages.following import find_difference
 from conformance.stages.prepare import find_change
-from conformance.stages.stage import Problem
 from conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
@@ -32,26 +33,25 @@ TAKES_INTEGERS = ("q_scale", "q_zero_point", *READS_SHAPE)
 
 
 @guard("models.check_prepared")
-def check_prepared(model: nn.Module, floating: GraphModule, batch: Batch, *, is_qat: bool) -> Problem | None:
+def check_prepared(model: nn.Module, floating: GraphModule, batch: Batch, *, is_qat: bool) -> Iterator[Fault]:
     """Check that a model that is prepared, and not trained yet, is the float model. (OBS-15, FUS-06, QAT-01)
 
     ``floating``: the prepared model without observers.
     """
-    problem = find_change(model, floating, batch, is_qat=is_qat)
-    return None if problem is None else replace(problem, verdict=Verdict.UNEXERCISED)
+    for fault in find_change(model, floating, batch, is_qat=is_qat):
+        yield replace(fault, verdict=Verdict.UNEXERCISED)
 
 
 @guard("models.check_reference")
-def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch) -> Problem | None:
+def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch) -> Iterator[Fault]:
     """Check that a reference model, its roundings left out, is the prepared model. (CVT-01)"""
     found = find_difference(floating, without_roundings(reference, floating), batch)
-    if found is None:
-        return None
-    return _make_problem("CVT-01", found.node, f"convert changed what the model computes, beside rounding it: {found}")
+    if found is not None:
+        yield _make_fault("CVT-01", found.node, f"convert changed what the model computes, beside rounding it: {found}")
 
 
 @guard("models.check_roundings")
-def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: bool) -> Problem | None:
+def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: bool) -> Iterator[Fault]:
     """Check that what is rounded is read as numbers, and each weight is within half a step. (CVT-06, CVT-02)
 
     ``can_clip``: weights may also be left beyond the ends of their range, by an observer that is not the suite's.
@@ -63,19 +63,20 @@ def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: 
         for user in node.users:
             if not _takes_integers(user) and user.name not in taking:
                 text = f"{user.name} reads the integers of {value}, and not the numbers that they stand for"
-                return _make_problem("CVT-06", user.name, text)
+                yield _make_fault("CVT-06", user.name, text)
             if is_dequantize(user) and len(user.args) > 1 and user.args[1:] != node.args[1:]:
                 text = f"{value} is quantized by {node.args[1:]}, and dequantized by {user.args[1:]}"
-                return _make_problem("CVT-01", value, text)
-    calls = (call for call in list_modules(reference, floating) if call.weights)
-    return next((problem for call in calls if (problem := _check_weights(call, can_clip=can_clip)) is not None), None)
+                yield _make_fault("CVT-01", value, text)
+    for call in list_modules(reference, floating):
+        if call.weights:
+            yield from _check_weights(call, can_clip=can_clip)
 
 
 def _takes_integers(node: Node) -> bool:
     return is_dequantize(node) or node.op == "output" or node.target in TAKES_INTEGERS
 
 
-def _check_weights(call: ModuleCall, *, can_clip: bool) -> Problem | None:
+def _check_weights(call: ModuleCall, *, can_clip: bool) -> Iterator[Fault]:
     """Check that a reference module's weights are the float ones, each rounded by half a step at most. (CVT-02)"""
     module: Any = layer_of(call.quantized)
     for method, read in call.weights.items():
@@ -85,8 +86,7 @@ def _check_weights(call: ModuleCall, *, can_clip: bool) -> Problem | None:
         for name, found, right in zip(names, *pairs, strict=True):
             if found.shape != right.shape or _is_far(module, name, found, right, can_clip=can_clip):
                 text = f"{call.target}'s {name} is not that of the float model, rounded by half a step at most"
-                return _make_problem("CVT-02", call.target, text)
-    return None
+                yield _make_fault("CVT-02", call.target, text)
 
 
 def _is_far(module: Any, name: str, found: Tensor, right: Tensor, *, can_clip: bool) -> bool:
@@ -106,5 +106,6 @@ def _is_far(module: Any, name: str, found: Tensor, right: Tensor, *, can_clip: b
     return bool(is_far.any())
 
 
-def _make_problem(rule: str, node: str, message: str) -> Problem:
-    return Problem(rule=rule, message=message, verdict=Verdict.UNEXERCISED, node=node)
+def _make_fault(rule: str, node: str, message: str) -> Fault:
+    shown = {"node": node} if node else {}
+    return Fault(rule=rule, message=message, verdict=Verdict.UNEXERCISED, evidence=shown)

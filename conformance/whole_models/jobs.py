@@ -17,10 +17,10 @@ import torch
 from backends.base import Capabilities
 from conformance.claims.claim import Claim, Flow, enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
+from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
-from conformance.stages.stage import StageError
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
 from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, quantize_model
@@ -103,6 +103,6 @@ def _run(
         torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
         drawn = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
         check = verify_model(bench, name, reference, [batch for _, batch in drawn])
-    except StageError as error:
-        check = make_failed_check(name, error)
+    except FaultFound as found:
+        check = make_failed_check(name, found.fault)
     yield make_model_result(check, time.perf_counter() - started, float_db=float_db)

@@ -7,6 +7,7 @@ quantized pattern is cut out, run on its reference inputs and compared separatel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from conformance.claims.inputs import Batch
+from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
@@ -22,10 +24,10 @@ from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
 from conformance.stages.float_ops import explain_float
-from conformance.stages.lower import LoweredModel, check_leftover, lower, run_all, run_lowered
+from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
-from conformance.stages.stage import StageError
+from conformance.stages.state import LoweredModel, make_check
 from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from refimpl import explain
 from reports.numbers import Number
@@ -48,11 +50,9 @@ def verify_model(
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
         return _make_check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
     check = _demand_evidence(_verify_numbers(bench, name, reference, batches, takes_apart))
-    try:
-        if check.verdict in (*PASSING, Verdict.UNSHOWN):
-            check_leftover(bench)
-    except StageError as error:
-        return make_failed_check(name, error)
+    if check.verdict in (*PASSING, Verdict.UNSHOWN):
+        for fault in find_leftover(bench):
+            return make_failed_check(name, fault)
     return check
 
 
@@ -100,13 +100,13 @@ def run_and_judge(
     try:
         lowered = lower(bench, model, batches[0])
         floating = _find_float_ops(bench, lowered, model)
-        comparisons = list(_compare_batches(bench, model, lowered, batches))
-    except StageError as error:
-        return make_failed_check(name, error)
+        comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
+    except FaultFound as found:
+        return make_failed_check(name, found.fault)
     except NoOracleError as error:
         check = _make_check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
     else:
-        check = judge_comparisons(name, comparisons, moves_only=moves_only)
+        check = judge_comparisons(name, comparisons)
     told = "none" if floating is None else "reported"
     check = replace(check, evidence=evidence({**check.evidence, "execution": told}))
     if not floating or check.verdict is Verdict.REFUTED:
@@ -117,7 +117,7 @@ def run_and_judge(
 
 
 def _compare_batches(
-    bench: Bench, model: GraphModule, lowered: LoweredModel, batches: Sequence[Batch]
+    bench: Bench, model: GraphModule, lowered: LoweredModel, batches: Sequence[Batch], moves_only: bool
 ) -> Iterator[Comparison]:
     """Compare every output for every batch, and the first batch's with those of a second run. (NUM-07)"""
     walk = Walk(model, bench.capabilities, dynamic_range=find_dynamic_range(model))
@@ -125,9 +125,10 @@ def _compare_batches(
     places = [Where(input=f"batch {number}") for number in range(len(batches))]
     outputs = list(run_all(lowered, places, batches))
     for where, batch, output in zip(places, batches, outputs, strict=True):
-        yield from compare_all(where, walk.exact(batch), output, grids)
+        yield from compare_all(where, walk.exact(batch), output, grids, moves_only=moves_only)
     repeated = run_lowered(lowered, places[0], batches[0])
-    yield compare_outputs(places[0], REPETITION, outputs[0], repeated)
+    fault = compare_outputs(places[0], REPETITION, outputs[0], repeated)
+    yield Comparison(where=places[0], excess=-0.5 if fault is None else math.inf, fault=fault)
 
 
 def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str] | None:
@@ -198,9 +199,9 @@ def _outcome_of(verdict: Verdict) -> Literal["pass", "fail", "skip"]:
     return "pass" if verdict in PASSING else "fail"
 
 
-def make_failed_check(name: str, error: StageError) -> Check:
+def make_failed_check(name: str, fault: Fault) -> Check:
     """Return the check of a model that ended before its numbers were compared."""
-    return replace(_make_check(name, error.verdict, error.rule, str(error)), evidence=evidence(error.evidence))
+    return replace(make_check(name, "numerics", [fault]), failing=0)
 
 
 def make_model_result(

@@ -6,6 +6,7 @@ converted, inputs drawn and exact results computed as soon as some kernels need 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,16 +25,16 @@ from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
 from conformance.claims.inputs import NamedInputs, draw_static_inputs
 from conformance.claims.plan import plan_cases
+from conformance.machine.fault import FaultFound
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
 from conformance.stages.calibration import prepare_case
-from conformance.stages.comparison import Comparison, compare_all, compare_failed_run
+from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.lower import run_lowered
-from conformance.stages.numerics import judge_comparisons
-from conformance.stages.stage import StageError
+from conformance.stages.numerics import judge_comparisons, report_failed_run
 from refimpl import convert_to_reference_decomposed_fx
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
@@ -112,24 +113,25 @@ def tried(claim: Claim, limit: int | None, number: int) -> Tried:
     return Tried(name=case.name, reference=reference, grids=tuple(grids), drawn=drawn)
 
 
-def comparisons(kernels: Make, one: Tried, capabilities: dict[str, Any]) -> Iterator[Comparison]:
+def comparisons(kernels: Make, one: Tried, capabilities: dict[str, Any], *, moves_only: bool) -> Iterator[Comparison]:
     """Compare what kernels give in a case with the exact results."""
     lowered = IntegerBackend(kernels).lower(one.reference, one.drawn[0].tensors)
     for number, (name, inputs) in enumerate(one.drawn):
         where = Where(case=one.name, input=name)
         try:
             output = run_lowered(lowered, where, inputs)
-        except StageError as error:
-            yield compare_failed_run(where, error.rule, str(error), error.evidence)
+        except FaultFound as found:
+            (fault,) = report_failed_run(found.fault, where, {})
+            yield Comparison(where=where, excess=math.inf, is_within_one=False, fault=fault)
             continue
-        yield from compare_all(where, one.exact(capabilities, number), output, one.grids)
+        yield from compare_all(where, one.exact(capabilities, number), output, one.grids, moves_only=moves_only)
 
 
 def checks(kernels: Make, claim: Claim, limit: int | None = None, **capabilities: Any) -> Iterator[Check]:
     """Judge kernels by one case of a claim after the other."""
     for number in range(len(planned(claim, limit))):
-        found = list(comparisons(kernels, tried(claim, limit, number), capabilities))
-        yield judge_comparisons(claim.id, found, moves_only=claim.moves_only)
+        one = tried(claim, limit, number)
+        yield judge_comparisons(claim.id, list(comparisons(kernels, one, capabilities, moves_only=claim.moves_only)))
 
 
 def severity(check: Check) -> int:

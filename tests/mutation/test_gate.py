@@ -24,7 +24,7 @@ from tests.mutants.integer_kernels import IntegerBackend, varied
 from tests.mutation import __main__ as command
 from tests.mutation.ablation import WHY, Removal, ablate
 from tests.mutation.gate import FailedUnit, MutantRun, Task, run_mutant
-from tests.mutation.guards import KINDS, OPEN
+from tests.mutation.guards import JUDGES, OPEN
 from tests.mutation.mutant import Mutant
 from tests.mutation.power import Power, as_data, is_right, render_terminal
 from tests.support.torchao import needs_torchao
@@ -117,15 +117,12 @@ def marked() -> Counter[str]:
 def test_every_guard_has_its_own_name() -> None:
     assert marked().keys() == GUARDS.keys(), "the gate knows every guard that there is"
     assert max(marked().values()) == 1
-    assert GUARDS.keys() >= {*KINDS, *OPEN, *WHY}
+    assert GUARDS.keys() >= {*JUDGES, *OPEN, *WHY}
 
 
-def test_a_guard_of_no_special_kind_returns_a_problem_or_none() -> None:
-    returned = {name: signature(function).return_annotation for name, function in GUARDS.items() if name not in KINDS}
-    assert returned == dict.fromkeys(returned, "Problem | None")
-    assert {KINDS[name].is_stream for name in KINDS if "Iterator" in signature(GUARDS[name]).return_annotation} == {
-        True
-    }
+def test_a_guard_yields_faults_or_raises_them() -> None:
+    others = {name for name, check in GUARDS.items() if signature(check).return_annotation != "Iterator[Fault]"}
+    assert others == {"annotate.ask", "flow", "lower", *JUDGES}
 
 
 @pytest.mark.slow

@@ -195,7 +195,9 @@ def test_an_evaluation_that_fails_is_noted(many: Ran) -> None:
     assert {failing.verdict, other.verdict} == {Verdict.VERIFIED}
     notes = measured(many, "nets:evaluation_fails").notes
     sides = ("float", "reference", "backend")
-    assert notes == [f"the evaluation of the {side} model raised LookupError: no labels" for side in sides]
+    assert notes == [
+        f"the evaluation of the {side} model was not done: it raised LookupError: no labels" for side in sides
+    ]
     [note, *_] = measured(many, "nets:evaluation_of_no_mapping").notes
     assert "it returned int, not a mapping of names to numbers" in note
 
@@ -218,7 +220,7 @@ def test_what_goes_wrong_in_measuring_costs_no_verdict(tmp_path: Path) -> None:
     row, deployment = find_model(ran, "nets:larger"), measured(ran, "nets:larger")
     assert row.verdict is Verdict.VERIFIED and deployment.quantized
     [note] = deployment.notes
-    assert note.startswith("the evaluation of the backend model raised StageError: running it, raised ValueError")
+    assert note.startswith("the evaluation of the backend model was not done: running it, raised ValueError")
     assert deployment.metrics[0].floating is not None and deployment.metrics[0].backend is None
 
 

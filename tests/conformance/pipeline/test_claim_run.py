@@ -22,7 +22,7 @@ from conformance.pipeline.claim_run import ENOUGH, ClaimRun, run_claim
 from conformance.stages import fuse
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
-from conformance.stages.stage import RULES, stages_of
+from conformance.stages.state import RULES, stages_of
 from refimpl import BackendPatternConfig, ConfigError, RefimplError
 from reports.codec import PlainRow, encode
 from reports.schema import Check
@@ -208,7 +208,7 @@ def test_some_case_of_each_rank_is_kept_for_other_layouts() -> None:
     claim_run = taken(ClaimRun(Bench(Altered(), seed=0, profile="full"), claim))
     cases = plan_cases(claim, IntegerBackend().capabilities())
     assert not isinstance(cases, str)
-    kept = [compared.case for compared in claim_run.rerun_cases]
+    kept = [state.case for state in claim_run.state.rerun_cases]
     assert len(kept) < len(cases)
     assert {len(case.inputs[0].shape) for case in kept} == {len(case.inputs[0].shape) for case in cases}
 
@@ -228,10 +228,26 @@ def test_models_of_one_structure_are_kept_apart(pattern: str, is_latest: bool, m
     """A single case shows a compiler's cache that knows the structure alone, and a kernel that has the latest model."""
     bench = Bench(OneForAll(is_latest=is_latest), seed=0, profile="quick")
     claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern == pattern)
-    monkeypatch.setattr("conformance.pipeline.claim_run.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
+    monkeypatch.setattr("conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
     check = next(each for each in run_claim(bench, claim) if isinstance(each, Check) and each.stage == "invariance")
     assert (check.rule, check.verdict) == ("NUM-07", Verdict.REFUTED)
     assert "two models of one structure are not kept apart" in check.message
+
+
+@pytest.mark.rule("LOW-01")
+@pytest.mark.rule("NUM-07")
+def test_a_second_model_that_raises_is_found_also_where_nobody_says_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, lowered = IntegerBackend(), list[Any]()
+
+    def lower(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        lowered.append(honest.lower(model, example_inputs))
+        return raises(RuntimeError("the cache holds another model")) if len(lowered) > 1 else lowered[0]
+
+    monkeypatch.setattr("conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
+    checks = run(lower=lower, execution=lambda lowered: None)
+    assert checks["execution"].verdict is Verdict.UNSHOWN
+    assert (checks["invariance"].rule, checks["invariance"].verdict) == ("LOW-01", Verdict.REFUTED)
+    assert "of another model" in checks["invariance"].message
 
 
 @pytest.mark.rule("LOW-04")
@@ -336,7 +352,7 @@ def test_a_backend_that_writes_to_its_inputs_is_refuted_for_that_alone_and_may_r
     assert {check.verdict for check in checks.values()} == {Verdict.VERIFIED}
     assert invariance.verdict is Verdict.REFUTED
     evidence: Any = invariance.evidence
-    assert all("the inputs were written to" in each for each in evidence["differing"])
+    assert all("the inputs were written to" in each for each in [invariance.message, *evidence.get("others", ())])
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch import nn
 from backends.base import Execution, UnsupportedPattern
 from conformance.claims.case import Case
 from conformance.claims.plan import REGIMES
+from conformance.machine.fault import FaultFound
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import fill_memory
 from conformance.machine.threads import run_with_threads
@@ -28,7 +29,6 @@ from conformance.remote.host import Host
 from conformance.remote.server import _receive_commands
 from conformance.stages.lower import run_all
 from conformance.stages.reruns import RepeatRun
-from conformance.stages.stage import StageError
 
 pytestmark = pytest.mark.slow
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
@@ -102,7 +102,7 @@ def test_several_inputs_go_in_a_request_and_an_error_is_that_of_its_run(
     places = ["first", "second", "third", "fourth", "fifth"]
     outputs = run_all(lowered, places, [(INPUT,), (INPUT,), (INPUT * 0,), (INPUT,), (INPUT,)])
     assert [int(next(outputs)[0]) for _ in range(2)] == [1, 2]
-    with pytest.raises(StageError, match="running third, raised DeviceError: run 3: division by zero"):
+    with pytest.raises(FaultFound, match="running third, raised DeviceError: run 3: division by zero"):
         next(outputs)
     assert asked == [2, 2]
     assert int(lowered(INPUT.clone())[0]) == 4, "the run after the error was not made"

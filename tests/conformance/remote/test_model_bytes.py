@@ -38,23 +38,23 @@ def test_a_model_comes_back_as_it_was(backend: str) -> None:
     claims = _claims(backend)
     assert len({claim.pattern for claim in claims}) >= 7
     for claim in claims:
-        reference = rebuild(_BENCHES[backend], claim, Where())
-        inputs = reference.inputs[0].tensors
-        model, examples = load_model(dump_model(reference.model, inputs))
-        assert str(model.graph) == str(reference.model.graph)
-        assert list(model.state_dict()) == list(reference.model.state_dict())
+        state = rebuild(_BENCHES[backend], claim, Where())
+        reference, inputs = state.reference, state.inputs[0].tensors
+        model, examples = load_model(dump_model(reference, inputs))
+        assert str(model.graph) == str(reference.graph)
+        assert list(model.state_dict()) == list(reference.state_dict())
         assert all(map(torch.equal, examples, inputs))
         with torch.no_grad():
-            outputs = [tensors_of(each(*inputs)) for each in (model, reference.model)]
+            outputs = [tensors_of(each(*inputs)) for each in (model, reference)]
         assert all(torch.equal(left, right) for left, right in zip(*outputs, strict=True))
 
 
 def test_lowering_finds_the_decisions_of_prepare_in_it() -> None:
     """What refimpl's lowering leaves out depends on them, and what it says of it names the user's modules."""
     (claim,) = [claim for claim in _claims("qnnpack") if (claim.pattern, claim.flow) == ("nn.Linear", "ptq")]
-    reference = rebuild(_BENCHES["qnnpack"], claim, Where())
-    model, _ = load_model(dump_model(reference.model, reference.inputs[0].tensors))
-    assert str(lower(model).graph) == str(lower(reference.model).graph)
+    state = rebuild(_BENCHES["qnnpack"], claim, Where())
+    model, _ = load_model(dump_model(state.reference, state.inputs[0].tensors))
+    assert str(lower(model).graph) == str(lower(state.reference).graph)
 
 
 class _Block(nn.Module):

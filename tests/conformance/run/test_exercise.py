@@ -17,8 +17,7 @@ from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.job import Job
 from conformance.run import exercise
 from conformance.stages.bench import Bench
-from conformance.stages.execution import ExecutionEvidence
-from conformance.stages.stage import stages_of
+from conformance.stages.state import ExecutionEvidence, stages_of
 from reports.codec import Message
 from reports.numbers import Scalar
 from reports.schema import Check, Measurement, evidence

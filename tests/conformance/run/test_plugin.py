@@ -16,7 +16,7 @@ import pytest
 from backends.reference import ReferenceBackend
 from conformance.machine import isa
 from conformance.machine.environment import CPUINFO, read_cpu
-from conformance.stages.stage import stages_of
+from conformance.stages.state import stages_of
 from reports.levels import FLAGS
 from reports.results import read_results
 from reports.verdicts import Outcome, Verdict

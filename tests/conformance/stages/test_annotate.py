@@ -23,11 +23,12 @@ from conformance.annotations.programs import make_program
 from conformance.annotations.spelling import SpellingError, read_places, spell_places
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims_of.candidates import copy_entry, list_entries
+from conformance.machine.fault import Fault, FaultFound
 from conformance.pipeline.claim_run import rebuild
 from conformance.stages.annotate import check_annotations
 from conformance.stages.bench import Bench
 from conformance.stages.config import plan_claim
-from conformance.stages.stage import OF_A_QUANTIZER, STAGES, StageError, stages_of
+from conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
 from refimpl import BackendConfig
 from refimpl.native import U8_S8
 from reports.schema import Where
@@ -47,16 +48,21 @@ FAULTY = {
 UNCLAIMED = FAULTY.pop("annotates what no entry claims")
 
 
+def state_of(bench: Bench, claim: Claim) -> ClaimState:
+    """A claim as the stage finds it."""
+    return ClaimState(bench=bench, claim=claim, cases=plan_claim(bench, claim))
+
+
 def annotations_of(mutant: Mutant, glob: str = "*") -> list[tuple[str, Verdict]]:
     """The rule and the verdict of the stage for each claim that a glob names."""
     bench, found = Bench(mutant.make(), seed=0, profile="quick"), list[tuple[str, Verdict]]()
     for claim in enumerate_claims(bench.config, bench.capabilities):
         if fnmatchcase(claim.id, glob):
             try:
-                check = check_annotations(bench, claim, plan_claim(bench, claim))
+                check = make_check(claim.id, "annotate", list(check_annotations(state_of(bench, claim))))
                 found.append((check.rule, check.verdict))
-            except StageError as error:
-                found.append((error.rule, error.verdict))
+            except FaultFound as error:
+                found.append((error.fault.rule, error.fault.verdict))
     return found
 
 
@@ -90,18 +96,16 @@ def test_the_program_that_the_quantizer_leads_to_is_what_is_judged() -> None:
 @pytest.mark.slow
 def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> None:
     bench, claim = bench_of(Quantized().quantizer)
-    case = plan_claim(bench, claim)[0]
-    reference = rebuild(bench, claim, Where(case=case.name))
-    inputs = reference.inputs[0].tensors
+    state = rebuild(bench, claim, Where(case=plan_claim(bench, claim)[0].name))
     program = make_program(
-        Quantized().quantizer(QuantizerRequest(weight_scheme=claim.scheme)), reference.prepared.built.model,
-        reference.model, inputs, dynamic_batch=True,
+        Quantized().quantizer(QuantizerRequest(weight_scheme=claim.scheme)), state.model, state.reference,
+        state.inputs[0].tensors, dynamic_batch=True,
     )  # fmt: skip
     assert {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"} == {
         "aten", "quantized_decomposed"
     }  # fmt: skip
-    for each in reference.inputs:
-        assert torch.equal(program.module()(*each.tensors), reference.model(*each.tensors))
+    for each in state.inputs:
+        assert torch.equal(program.module()(*each.tensors), state.reference(*each.tensors))
 
 
 @pytest.mark.slow
@@ -120,9 +124,9 @@ def test_no_program_is_made_of_a_fused_module_that_holds_a_norm() -> None:
 
     bench, found = Bench(Fused(), seed=0, profile="quick"), dict[str, bool]()
     for claim in enumerate_claims(bench.config, bench.capabilities):
-        whole = set[str]()
-        check_annotations(bench, claim, plan_claim(bench, claim), whole)
-        found[claim.pattern] = bool(whole)
+        run = state_of(bench, claim)
+        list(check_annotations(run))
+        found[claim.pattern] = bool(run.annotated)
     assert found == {"nn.Conv2d": True, "nni.ConvBn2d": False}
 
 
@@ -147,38 +151,37 @@ def bench_of(quantizer: Any) -> tuple[Bench, Claim]:
     return bench, next(claim for claim in claims if claim.id.startswith("nn.Linear/static") and claim.flow == "ptq")
 
 
-def judge(quantizer: Any) -> StageError:
+def judge(quantizer: Any) -> Fault:
     """Return what the stage raises for it."""
-    bench, claim = bench_of(quantizer)
-    with pytest.raises(StageError) as raised:
-        check_annotations(bench, claim, plan_claim(bench, claim))
-    return raised.value
+    with pytest.raises(FaultFound) as raised:
+        list(check_annotations(state_of(*bench_of(quantizer))))
+    return raised.value.fault
 
 
 def test_a_backend_without_a_quantizer_for_a_claim_leaves_it_unexercised() -> None:
-    error = judge(lambda request: None)
-    assert error.verdict is Verdict.UNEXERCISED
-    assert "gives no Quantizer" in str(error) and "per_channel_symmetric" in str(error)
+    fault = judge(lambda request: None)
+    assert fault.verdict is Verdict.UNEXERCISED
+    assert "gives no Quantizer" in fault.message and "per_channel_symmetric" in fault.message
 
 
 def test_what_is_no_quantizer_is_refused_with_its_class() -> None:
-    error = judge(lambda request: nn.Identity())
-    assert (error.rule, error.verdict) == ("LOW-01", Verdict.REFUTED)
-    assert "torch.nn.modules.linear.Identity" in str(error) and "or None" in str(error)
+    fault = judge(lambda request: nn.Identity())
+    assert (fault.rule, fault.verdict) == ("LOW-01", Verdict.REFUTED)
+    assert "torch.nn.modules.linear.Identity" in fault.message and "or None" in fault.message
 
 
 def test_a_quantizer_method_that_raises_is_the_backends_fault() -> None:
     def refuse(request: QuantizerRequest) -> Any:
         raise RuntimeError("no licence found")
 
-    error = judge(refuse)
-    assert error.verdict is Verdict.REFUTED and "no licence found" in str(error) and error.evidence["traceback"]
+    fault = judge(refuse)
+    assert fault.verdict is Verdict.REFUTED and "no licence found" in fault.message and fault.evidence["traceback"]
 
 
 def test_a_missing_torchao_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "find_spec", lambda name: None)
-    error = judge(lambda request: StaticLinear())
-    assert error.verdict is Verdict.UNEXERCISED and "fx-quant-conformance[pt2e]" in str(error)
+    fault = judge(lambda request: StaticLinear())
+    assert fault.verdict is Verdict.UNEXERCISED and "fx-quant-conformance[pt2e]" in fault.message
 
 
 def test_backends_without_a_quantizer_have_no_such_stage() -> None:

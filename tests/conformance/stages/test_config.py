@@ -17,9 +17,9 @@ from backends.base import Capabilities
 from backends.discovery import SHIPPED, find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import enumerate_claims
+from conformance.machine.fault import Fault
 from conformance.stages.bench import Bench
 from conformance.stages.config import lint, plan_claim
-from conformance.stages.stage import Problem
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
 from refimpl.backend_config import as_backend_config
 from refimpl.fusers import fuse_bn, sequential
@@ -36,17 +36,18 @@ def nested(pattern: Any) -> BackendPatternConfig:
     return BackendPatternConfig()._set_pattern_complex_format(pattern).add_dtype_config(U8)
 
 
-def linted(*entries: BackendPatternConfig, at: int = 0, flow: str = "ptq") -> Problem | None:
+def linted(*entries: BackendPatternConfig, at: int = 0, flow: str = "ptq") -> Fault | None:
     """Lint the first claim, in that flow, of one of the entries."""
     config = BackendConfig("c").set_backend_pattern_configs(list(entries))
     claims = enumerate_claims(config, Capabilities())
-    return lint(next(each for each in claims if each.entry is entries[at] and each.flow == flow), config)
+    claim = next(each for each in claims if each.entry is entries[at] and each.flow == flow)
+    return next(lint(claim, config), None)
 
 
 def said(*entries: BackendPatternConfig, at: int = 0, flow: str = "ptq") -> tuple[str, str]:
-    problem = linted(*entries, at=at, flow=flow)
-    assert problem is not None
-    return problem.rule, problem.message
+    fault = linted(*entries, at=at, flow=flow)
+    assert fault is not None
+    return fault.rule, fault.message
 
 
 @pytest.mark.rule("DTY-04")
@@ -84,7 +85,7 @@ def test_no_claim_of_a_shipped_config_has_a_fault(name: str) -> None:
     config = as_backend_config(backend.backend_config())
     claims = enumerate_claims(config, backend.capabilities())
     assert claims
-    assert [(claim.id, problem) for claim in claims if (problem := lint(claim, config))] == []
+    assert [(claim.id, fault) for claim in claims for fault in lint(claim, config)] == []
 
 
 @pytest.mark.rule("CFG-02")

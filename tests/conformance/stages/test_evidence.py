@@ -75,7 +75,7 @@ def outcome(bench: Bench, claim: Claim) -> tuple[dict[str, Check], Trace]:
 @pytest.mark.parametrize("claim", OF_EACH_PATTERN, ids=lambda claim: claim.id)
 def test_integer_kernels_that_report_nothing_are_shown_by_their_long_sums(claim: Claim) -> None:
     evidence = gather_evidence(bench_of(SilentIntegers()), claim, NOT_TOLD)
-    assert evidence.kind == "numbers" and evidence.problem is None, evidence.text
+    assert evidence.kind == "numbers" and evidence.fault is None, evidence.text
     assert "exact" in evidence.text and "int32 or float64" in evidence.text
 
 
@@ -83,7 +83,7 @@ def test_integer_kernels_that_report_nothing_are_shown_by_their_long_sums(claim:
 @pytest.mark.parametrize("pattern", ["F.linear", "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "nn.ConvTranspose2d"])
 def test_float_kernels_are_not_shown_whatever_the_pattern(pattern: str) -> None:
     evidence = gather_evidence(bench_of(SilentFloats()), reference_claim(pattern), NOT_TOLD)
-    assert evidence.kind == "none" and evidence.problem is None
+    assert evidence.kind == "none" and evidence.fault is None
     assert "come back wrong, as in float32" in evidence.text, evidence.text
 
 
@@ -149,7 +149,7 @@ class Declines(SilentIntegers):
 )
 def test_what_cannot_be_probed_is_left_open(backend: SilentIntegers, why: str) -> None:
     evidence = gather_evidence(bench_of(backend), claim_on("nn.Linear"), NOT_TOLD)
-    assert evidence.kind == "none" and evidence.problem is None and why in evidence.text
+    assert evidence.kind == "none" and evidence.fault is None and why in evidence.text
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -201,9 +201,9 @@ def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
 @pytest.mark.parametrize("reports", [Reports(told=told, of=8) for told in (1, 8)], ids=str)
 def test_a_report_of_integers_with_sums_of_float32_is_refuted(reports: Reports) -> None:
     evidence = gather_evidence(without_shares(bench_of(Liar())), reference_claim("nn.Linear"), reports)
-    assert evidence.problem is not None and evidence.problem.rule == "LOW-04"
-    assert evidence.problem.verdict is Verdict.REFUTED and evidence.kind == "none"
-    assert "float_accumulation" in evidence.problem.message and "as in float32" in evidence.problem.message
+    fault = evidence.fault
+    assert fault is not None and (fault.rule, fault.verdict) == ("LOW-04", Verdict.REFUTED) and evidence.kind == "none"
+    assert "float_accumulation" in fault.message and "as in float32" in fault.message
 
 
 def test_the_backend_may_say_itself_that_so_long_a_sum_runs_in_float() -> None:
@@ -212,7 +212,7 @@ def test_the_backend_may_say_itself_that_so_long_a_sum_runs_in_float() -> None:
             return Execution(quantized_ops=(), float_fallbacks=("a sum too long for the machine",))
 
     evidence = gather_evidence(without_shares(bench_of(Honest())), reference_claim("nn.Linear"), TOLD)
-    assert evidence.problem is None and "itself reports that it runs in float" in evidence.text
+    assert evidence.fault is None and "itself reports that it runs in float" in evidence.text
 
 
 def test_a_backend_whose_report_raises_on_the_probe_is_not_judged_by_it() -> None:
@@ -221,7 +221,7 @@ def test_a_backend_whose_report_raises_on_the_probe_is_not_judged_by_it() -> Non
             raise RuntimeError("too large to inspect")
 
     evidence = gather_evidence(bench_of(Raises()), claim_on("nn.Linear"), Reports(told=4, of=8))
-    assert evidence.problem is None and "too large to inspect" in evidence.text
+    assert evidence.fault is None and "too large to inspect" in evidence.text
 
 
 def test_the_probe_leaves_the_model_under_test_as_it_was() -> None:

@@ -103,8 +103,7 @@ def test_a_fixed_grid_need_not_hold_what_calibration_saw(factor: float, ends: st
     reference = convert(model)
     groups = {value: find_slot(model, value).group for value in ("fixed", "pool", "cat", "beside")}
     assert groups["fixed"] == groups["pool"] not in (groups["cat"], groups["beside"])
-    assert check_fixed_grids(reference) is None
-    assert check_ranges(reference, [(factor * X,)]) is None
+    assert [*check_fixed_grids(reference), *check_ranges(reference, [(factor * X,)])] == []
 
 
 @pytest.mark.rule("OBS-02")
@@ -113,7 +112,7 @@ def test_a_fixed_result_that_joins_others_has_a_second_grid_for_that(convert: Ca
     """Whatever the first input of the cat is; the pool before it stays where it is. (OBS-17)"""
     model = prepared(Net(is_first=False))
     assert type(observer_of(model, "cat")) is MinMaxObserver
-    assert check_fixed_grids(convert(model)) is None and check_ranges(convert(model), [(4 * X,)]) is None
+    assert [*check_fixed_grids(convert(model)), *check_ranges(convert(model), [(4 * X,)])] == []
 
 
 @pytest.mark.rule("CVT-01")
@@ -121,10 +120,10 @@ def test_an_own_observer_of_fixed_qparams_is_followed_where_nothing_is_claimed()
     own = Fixing(scale=SCALE, zero_point=ZERO_POINT).observer()
     model = prepared(make=own, ends="")
     assert type(observer_of(model, "fixed")) is OwnFixedObserver
-    assert check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)]) is None
+    assert list(check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)])) == []
     observer_of(model, "fixed").zero_point.add_(1)
-    problem = check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)])
-    assert problem is not None and "its observer gives -1.5625..2.42188 in steps of 0.015625" in problem.message
+    fault = next(check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)]))
+    assert "its observer gives -1.5625..2.42188 in steps of 0.015625" in fault.message
 
 
 # -- and nothing else -------------------------------------------------------------------------------------------------
@@ -154,10 +153,10 @@ def test_another_grid_than_the_fixed_one_is_found(fault: str, convert: Callable[
     change, told = FAULTS[fault]
     model = prepared()
     change(observer_of(model, "fixed"))
-    problem = check_fixed_grids(convert(model))
-    assert problem is not None and problem.rule == "CVT-01"
-    assert problem.message.startswith("fixed is quantized with ") and told in problem.message
-    assert problem.message.endswith("the claim fixes scale 0.015625, zero point 100, integers 0..255")
+    found = next(check_fixed_grids(convert(model)))
+    assert found.rule == "CVT-01"
+    assert found.message.startswith("fixed is quantized with ") and told in found.message
+    assert found.message.endswith("the claim fixes scale 0.015625, zero point 100, integers 0..255")
 
 
 def swapped(model: Any, value: str, observer: Any) -> Any:
@@ -172,8 +171,8 @@ def swapped(model: Any, value: str, observer: Any) -> Any:
 @pytest.mark.rule("OBS-02")
 @pytest.mark.parametrize("value", ["fixed", "pool"])
 def test_a_measured_grid_is_found_on_a_fixed_result_and_on_what_shares_it(value: str) -> None:
-    problem = check_fixed_grids(swapped(prepared(), value, AFFINE()))
-    assert problem is not None and problem.message.startswith(f"{value} is quantized with ")
+    fault = next(check_fixed_grids(swapped(prepared(), value, AFFINE())))
+    assert fault.message.startswith(f"{value} is quantized with ")
 
 
 @pytest.mark.rule("CVT-01")
@@ -182,10 +181,10 @@ def test_values_next_to_a_fixed_one_keep_their_checks(value: str) -> None:
     """Before all the value that the op of fixed qparams takes."""
     model = prepared()
     batches = [(4 * X,)]
-    assert check_ranges(convert_to_reference_decomposed_fx(model), batches) is None
+    assert list(check_ranges(convert_to_reference_decomposed_fx(model), batches)) == []
     observer_of(model, value).max_val.mul_(0.5)
-    problem = check_ranges(convert_to_reference_decomposed_fx(model), batches)
-    assert problem is not None and problem.message.startswith(f"{value} is quantized to ")
+    fault = next(check_ranges(convert_to_reference_decomposed_fx(model), batches))
+    assert fault.message.startswith(f"{value} is quantized to ")
 
 
 @pytest.mark.rule("STD-01")
@@ -199,11 +198,11 @@ def test_a_standalone_modules_own_plan_counts() -> None:
     with torch.no_grad():
         found(4 * X)
     reference = convert_to_reference_decomposed_fx(found)
-    assert check_fixed_grids(reference) is None and check_ranges(reference, [(4 * X,)]) is None
+    assert [*check_fixed_grids(reference), *check_ranges(reference, [(4 * X,)])] == []
     child: Any = found.child
     observer_of(child, "fixed").zero_point.add_(1)
-    problem = check_fixed_grids(convert_to_reference_decomposed_fx(found))
-    assert problem is not None and problem.message.startswith("child.fixed is quantized with ")
+    fault = next(check_fixed_grids(convert_to_reference_decomposed_fx(found)))
+    assert fault.message.startswith("child.fixed is quantized with ")
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,9 +14,7 @@ from conformance.claims.inputs import Batch
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.comparison import Comparison
-from conformance.stages.invariance import SPLIT, judge_invariance
-from conformance.stages.numerics import ExactOf, FirstRun, judge_comparisons
+from conformance.stages.invariance import SPLIT
 from conformance.stages.reruns import (
     BATCH,
     CHANNELS_LAST,
@@ -27,7 +25,8 @@ from conformance.stages.reruns import (
     THREADS,
     compare_outputs,
 )
-from reports.schema import Check, Where
+from conformance.stages.state import ExactOf, FirstRun
+from reports.schema import Where
 from reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
@@ -38,7 +37,6 @@ from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a
     by_threads,
     case_of,
     changes_of,
-    comparisons_of,
     counting,
     differing,
     filled_with,
@@ -47,6 +45,7 @@ from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a
     keeping,
     no_oracle,
     one_thread,
+    rerun,
     tried,
     unwritten,
 )
@@ -56,28 +55,24 @@ pytestmark = pytest.mark.rule("NUM-07")
 IMAGE = (2, 3, 4, 5)
 
 
-def judged(comparisons: Iterable[Comparison]) -> Check:
-    return judge_invariance("a claim", comparisons)
-
-
 def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
     case = case_of(torch.relu, IMAGE)
-    comparisons = comparisons_of(torch.relu, case)
-    assert tried(comparisons) == [
+    made = rerun(torch.relu, case)
+    assert tried(made) == [
         "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
         "strided: transposed", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
-    check = judged(comparisons)
+    check = made.check
     assert (check.claim, check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
         "a claim", "invariance", "NUM-07", "pass", Verdict.VERIFIED, 10,
     )  # fmt: skip
 
 
 def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
-    changes = tried(comparisons_of(torch.add, case_of(torch.add, IMAGE, IMAGE)))
+    changes = tried(rerun(torch.add, case_of(torch.add, IMAGE, IMAGE)))
     assert {"channels_last: input 0 alone", "channels_last: input 1 alone"} < set(changes)
-    assert "channels_last: all inputs" in tried(comparisons_of(torch.relu, case_of(torch.relu, (1, 2, 3, 4, 5))))
+    assert "channels_last: all inputs" in tried(rerun(torch.relu, case_of(torch.relu, (1, 2, 3, 4, 5))))
 
 
 # -- kernels that vary -------------------------------------------------------------------------------------------------
@@ -93,31 +88,32 @@ def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
 def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change: str) -> None:
     case = case_of(lambda x: x, IMAGE)
     assert differing(lowered, case) == {change}
-    check = judged(comparisons_of(lowered, case))
+    made = rerun(lowered, case)
+    check = made.check
     assert (check.outcome, check.verdict, check.rule) == ("fail", Verdict.REFUTED, "NUM-07")
     assert "first at index" in check.message
     assert change in check.message
     assert check.evidence["expected"] != check.evidence["found"]
-    assert check.evidence["nondeterministic"] is (change == REPETITION)
-    assert check.failing == sum(bool(comparison.problem) for comparison in comparisons_of(lowered, case)) > 0
+    assert check.evidence.get("nondeterministic", False) is (change == REPETITION)
+    assert check.failing == len(made.faults) > 0
 
 
 def test_a_state_that_another_input_leaves_is_seen() -> None:
-    comparisons = comparisons_of(keeping(), case_of(lambda x: x, ()))
-    assert [bool(comparison.problem) for comparison in comparisons] == [False, False, False, True]
-    assert "second run" in comparisons[-1].problem
+    made = rerun(keeping(), case_of(lambda x: x, ()))
+    (fault,) = made.faults
+    assert len(made.compared) == 4 and fault.where == made.compared[-1]
+    assert "second run" in fault.message
 
 
 def test_what_the_first_run_gave_is_what_later_ones_must_give() -> None:
     case = case_of(torch.relu, IMAGE)
     output = torch.relu(*inputs_for(case)[0].tensors)
     right, off = (
-        comparisons_of(torch.relu, case, first=FirstRun(output=first, exact_of=no_oracle))
-        for first in (output, output + 1)
+        rerun(torch.relu, case, first=FirstRun(output=first, exact_of=no_oracle)) for first in (output, output + 1)
     )
     assert tried(right)[:2] == ["repetition: since the first run", "repetition: at once"]
-    assert judged(right).verdict is Verdict.VERIFIED
-    assert judged(off).verdict is Verdict.REFUTED and len(off) == 2
+    assert right.check.verdict is Verdict.VERIFIED
+    assert off.check.verdict is Verdict.REFUTED and len(off.compared) == 2
 
 
 @pytest.mark.slow
@@ -138,31 +134,31 @@ def test_a_run_right_after_an_equal_one_is_compared_with_the_first_of_all() -> N
 
     first = first_run(run, named, no_oracle)
     run(*named[1].tensors)
-    comparisons = comparisons_of(run, case, named=named, first=first)
-    assert tried(comparisons) == ["repetition: since the first run", "repetition: at once"]
-    assert [bool(comparison.problem) for comparison in comparisons] == [False, True]
+    made = rerun(run, case, named=named, first=first)
+    assert tried(made) == ["repetition: since the first run", "repetition: at once"]
+    assert [fault.where for fault in made.faults] == made.compared[1:]
 
 
 def test_nothing_more_is_tried_on_a_kernel_that_does_not_repeat_itself() -> None:
-    assert tried(comparisons_of(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
+    assert tried(rerun(counting(), case_of(lambda x: x, IMAGE))) == ["repetition: at once"]
 
 
 def test_a_wrong_type_or_shape_or_number_of_outputs_is_said() -> None:
     value = torch.ones(2, 3)
     for other in (value.double(), value[:1], (value, value)):
-        comparison = compare_outputs(Where(case="a case"), REPETITION, value, other)
-        assert comparison.problem.startswith("a second run on the same input gave another output: ")
-        assert judge_comparisons("a claim", [comparison], moves_only=True).verdict is Verdict.REFUTED
+        fault = compare_outputs(Where(case="a case"), REPETITION, value, other)
+        assert fault is not None and fault.verdict is Verdict.REFUTED
+        assert fault.message.startswith("a case: a second run on the same input gave another output: ")
 
 
 def test_nan_equals_nan_and_zeros_of_both_signs_are_equal() -> None:
     left, right = torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([float("nan"), -0.0, 1.0])
     where = Where(case="a case")
-    assert compare_outputs(where, BATCH, left, right).problem == ""
+    assert compare_outputs(where, BATCH, left, right) is None
     right[2] = float("nan")
-    comparison = compare_outputs(where, BATCH, (left, left), (left, right))
-    assert {name: comparison.evidence[name] for name in ("output", "index", "count", "expected", "found")} == {
-        "output": 1, "index": [[2]], "count": 1, "expected": [1.0], "found": ["nan"],
+    fault = compare_outputs(where, BATCH, (left, left), (left, right))
+    assert fault is not None and fault.evidence == {
+        "change": BATCH, "output": 1, "index": [[2]], "count": 1, "expected": [1.0], "found": ["nan"],
     }  # fmt: skip
 
 
@@ -176,7 +172,7 @@ def raising(when: Callable[[Tensor], bool]) -> Function:
 
 
 def test_to_raise_at_another_layout_refutes() -> None:
-    check = judged(comparisons_of(raising(lambda x: not x.is_contiguous()), case_of(lambda x: x, (4, 5))))
+    check = rerun(raising(lambda x: not x.is_contiguous()), case_of(lambda x: x, (4, 5))).check
     assert (check.verdict, check.rule) == (Verdict.REFUTED, "LOW-01")
     assert "raised RuntimeError: not taken; the float model takes such inputs" in check.message
     assert "in run" in str(check.evidence["traceback"])
@@ -187,9 +183,9 @@ def test_to_raise_at_another_layout_refutes() -> None:
 
 def test_a_model_made_for_its_batch_is_not_split() -> None:
     lowered, case = raising(lambda x: len(x) != 2), case_of(lambda x: x, IMAGE)
-    comparisons = comparisons_of(lowered, case, Capabilities(dynamic_batch=False))
-    assert changes_of(comparisons) == set()
-    assert not any(comparison.where.change in (BATCH, EMPTY) for comparison in comparisons)
+    made = rerun(lowered, case, Capabilities(dynamic_batch=False))
+    assert changes_of(made) == set()
+    assert not any(where.change in (BATCH, EMPTY) for where in made.compared)
     assert differing(lowered, case) == {BATCH}, "what does not say so must take other batches"
 
 
@@ -203,9 +199,9 @@ def test_a_model_made_for_its_batch_is_not_split() -> None:
     ),
 )
 def test_rows_that_depend_on_each_other_are_not_split(function: Function, shapes: tuple[tuple[int, ...], ...]) -> None:
-    comparisons = comparisons_of(function, case_of(function, *shapes))
-    assert changes_of(comparisons) == set()
-    assert not any(comparison.where.change == BATCH for comparison in comparisons)
+    made = rerun(function, case_of(function, *shapes))
+    assert changes_of(made) == set()
+    assert not any(where.change == BATCH for where in made.compared)
 
 
 def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None:
@@ -214,18 +210,18 @@ def test_rows_have_one_range_so_that_dynamic_quantization_can_be_split() -> None
         return (x / scale).round() * scale
 
     case = case_of(lambda x: x, (2, 8))
-    comparisons = comparisons_of(dynamic, case)
-    assert f"batch: 9 rows in parts of {SPLIT}" in tried(comparisons)
-    assert BATCH not in changes_of(comparisons)
+    made = rerun(dynamic, case)
+    assert f"batch: 9 rows in parts of {SPLIT}" in tried(made)
+    assert BATCH not in changes_of(made)
 
 
 def test_an_op_that_views_memory_takes_no_other_layout() -> None:
     def view(x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1)
 
-    comparisons = comparisons_of(view, case_of(view, IMAGE))
-    assert changes_of(comparisons) == set()
-    assert not any(name.startswith((CHANNELS_LAST, "strided: transposed")) for name in tried(comparisons))
+    made = rerun(view, case_of(view, IMAGE))
+    assert changes_of(made) == set()
+    assert not any(name.startswith((CHANNELS_LAST, "strided: transposed")) for name in tried(made))
     reads = case_of(lambda x: x.as_strided((3,), (1,)), IMAGE)
     assert differing(reads.build(), reads) == set()
 
@@ -233,7 +229,7 @@ def test_an_op_that_views_memory_takes_no_other_layout() -> None:
 def test_indices_are_split_but_keep_their_layout() -> None:
     table = torch.rand(9, 3)
     case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
-    assert tried(comparisons_of(case.build(), case)) == [
+    assert tried(rerun(case.build(), case)) == [
         "repetition: at once", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
         "repetition: after other inputs",
     ]  # fmt: skip
@@ -244,16 +240,16 @@ def test_recurrent_ops_are_not_split() -> None:
     inputs = (Input(shape=(2, 3, 4)),)
     case = Case(name="a case", build=lambda: nn.GRU(4, 5, batch_first=True), inputs=inputs, regime=regime)
     with torch.no_grad():
-        comparisons = comparisons_of(case.build(), case)
-    assert not any(comparison.where.change == BATCH for comparison in comparisons)
-    assert changes_of(comparisons) == set()
+        made = rerun(case.build(), case)
+    assert not any(where.change == BATCH for where in made.compared)
+    assert changes_of(made) == set()
 
 
 def test_what_the_backend_declares_is_left_out() -> None:
     case = case_of(lambda x: x, IMAGE)
     contiguous = Capabilities(channels_last=False)
-    assert changes_of(comparisons_of(by_layout, case, contiguous)) == set()
-    assert changes_of(comparisons_of(by_threads, case, without=(THREADS,))) == set()
+    assert changes_of(rerun(by_layout, case, contiguous)) == set()
+    assert changes_of(rerun(by_threads, case, without=(THREADS,))) == set()
 
 
 def test_where_floats_are_summed_another_order_may_give_another_result_that_is_right() -> None:
@@ -271,7 +267,7 @@ def test_where_floats_are_summed_another_order_may_give_another_result_that_is_r
             return x if x.is_contiguous() else other(x.contiguous())
 
         first = first_run(lowered, named, exact_of)
-        return changes_of(comparisons_of(lowered, case, declared, without=(BATCH,), named=named, first=first))
+        return changes_of(rerun(lowered, case, declared, without=(BATCH,), named=named, first=first))
 
     both = {CHANNELS_LAST, STRIDED}
     assert changes(lambda x: x + 0.009) == set()
@@ -287,7 +283,7 @@ def test_where_floats_are_summed_another_order_may_give_another_result_that_is_r
 def test_a_batch_without_rows_keeps_the_other_axes() -> None:
     flat = lambda x: x if len(x) else torch.zeros(0, 7)  # noqa: E731
     assert differing(flat, case_of(lambda x: x, IMAGE)) == {EMPTY}
-    assert EMPTY not in tried(comparisons_of(torch.sum, case_of(torch.sum, IMAGE))), "no axis is a batch"
+    assert EMPTY not in tried(rerun(torch.sum, case_of(torch.sum, IMAGE))), "no axis is a batch"
     assert not differing(raising(lambda x: not len(x)), case_of(lambda x: x, IMAGE)), "measured"
 
 
@@ -313,7 +309,7 @@ def test_what_differs_by_a_step_is_right_at_a_tie_alone() -> None:
     def changes(value: float) -> set[str]:
         exact = Exact(real=torch.full(IMAGE, value).double(), errors={}, step=torch.tensor(1.0), grid=grid)
         first = first_run(by_layout, named, lambda inputs: [exact])
-        return changes_of(comparisons_of(by_layout, case, capabilities, named=named, first=first))
+        return changes_of(rerun(by_layout, case, capabilities, named=named, first=first))
 
     assert changes(2.5) == set()
     assert changes(2.25) == {CHANNELS_LAST, STRIDED}
@@ -330,7 +326,7 @@ def test_a_float_result_may_differ_where_both_are_within_the_bound_of_their_elem
 
     def changes(lowered: Function, tie_steps: int = 1) -> set[str]:
         capabilities, first = Capabilities(tie_steps=tie_steps), first_run(lowered, named, exact_of)
-        return changes_of(comparisons_of(lowered, case, capabilities, without=(BATCH,), named=named, first=first))
+        return changes_of(rerun(lowered, case, capabilities, without=(BATCH,), named=named, first=first))
 
     def apart(distance: float, element: int) -> Function:
         def run(x: Tensor) -> Tensor:
@@ -362,7 +358,7 @@ def test_the_exact_result_is_that_of_the_inputs_that_are_compared() -> None:
 
         case, named = case_of(lambda x: (x, x), IMAGE), filled_with(2.0, IMAGE)
         first = first_run(by_rows, named, exact_of)
-        return changes_of(comparisons_of(by_rows, case, Capabilities(tie_steps=1), named=named, first=first))
+        return changes_of(rerun(by_rows, case, Capabilities(tie_steps=1), named=named, first=first))
 
     assert changes(0.009, 0.0) == set()
     assert seen == [(sum(SPLIT), *IMAGE[1:])]
@@ -377,6 +373,6 @@ def test_the_number_of_threads_is_put_back() -> None:
         seen.append(torch.get_num_threads())
         return x
 
-    comparisons_of(run, case_of(lambda x: x, IMAGE))
+    rerun(run, case_of(lambda x: x, IMAGE))
     assert torch.get_num_threads() == before
     assert 2 in seen

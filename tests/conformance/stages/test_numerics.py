@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.machine.fault import Fault
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.comparison import Comparison, compare, compare_all, compare_failed_run
-from conformance.stages.numerics import judge_comparisons
+from conformance.stages.comparison import Comparison, compare, compare_all
+from conformance.stages.numerics import judge_comparisons, report_failed_run
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
 from tests.conformance.support.flows import PROPERTY
@@ -48,21 +50,22 @@ def float_output(*reals: float, step: float, **errors: float) -> Exact:
     return Exact(real=real, errors=by_cause, step=torch.tensor(step, dtype=torch.float64))
 
 
-def compared(expected: Exact, output: Any) -> Comparison:
-    return compare(WHERE, expected, output, (GRID,))
+def compared(expected: Exact, output: Any, *, moves_only: bool = False) -> Comparison:
+    return compare(WHERE, expected, output, (GRID,), moves_only=moves_only)
 
 
-def of(expected: Exact, *integers: float) -> Comparison:
+def of(expected: Exact, *integers: float, moves_only: bool = False) -> Comparison:
     """Compare with given integers as output, dequantized as a backend does it."""
-    return compared(expected, GRID.values(torch.tensor(integers, dtype=torch.float64)).reshape(expected.real.shape))
+    output = GRID.values(torch.tensor(integers, dtype=torch.float64)).reshape(expected.real.shape)
+    return compared(expected, output, moves_only=moves_only)
 
 
-def judged(*comparisons: Comparison, moves_only: bool = False) -> Check:
-    return judge_comparisons("a claim", comparisons, moves_only=moves_only)
+def judged(*comparisons: Comparison) -> Check:
+    return judge_comparisons("a claim", comparisons)
 
 
-def verdict(*comparisons: Comparison, moves_only: bool = False) -> Verdict:
-    return judged(*comparisons, moves_only=moves_only).verdict
+def verdict(*comparisons: Comparison) -> Verdict:
+    return judged(*comparisons).verdict
 
 
 @pytest.mark.slow
@@ -86,7 +89,7 @@ def test_the_nearest_integer_is_verified_and_its_neighbours_are_not(q: int, off:
     v = exact(min(max(q + off, GRID.low), GRID.high))
     assert verdict(of(v, q)) is Verdict.VERIFIED
     for neighbour in (q - 1, q + 1):
-        assert verdict(of(v, neighbour)) is verdict(of(v, neighbour), moves_only=True) is Verdict.REFUTED
+        assert verdict(of(v, neighbour)) is verdict(of(v, neighbour, moves_only=True)) is Verdict.REFUTED
         is_near = abs(neighbour - float(v.integers)) <= 1 + float(v.slack) and GRID.low <= neighbour <= GRID.high
         close = of(replace(v, is_function=True), neighbour)
         assert verdict(close) is (Verdict.QUALITY if is_near else Verdict.REFUTED)
@@ -131,15 +134,15 @@ def test_the_comparisons_that_do_not_pass_are_counted() -> None:
     """20.4 is 20; 21 is a step that QUALITY grants; 23 and 30 are wrong."""
     comparisons = [of(function(20.4), q) for q in (20, 21, 23, 30)]
     assert (judged(*comparisons).cases, judged(*comparisons).failing) == (4, 2)
-    assert judged(*comparisons, moves_only=True).failing == 3
+    assert judged(*(of(function(20.4), q, moves_only=True) for q in (20, 21, 23, 30))).failing == 3
     assert judged(*comparisons[:1]).failing == 0
 
 
 @pytest.mark.rule("NUM-05")
 def test_moved_values_may_not_be_off_by_one() -> None:
-    check = judged(of(exact(20.0), 21), moves_only=True)
+    check = judged(of(exact(20.0), 21, moves_only=True))
     assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "NUM-05", "fail")
-    assert judged(of(exact(20.0), 20), moves_only=True).verdict is Verdict.VERIFIED
+    assert verdict(of(exact(20.0), 20, moves_only=True)) is Verdict.VERIFIED
 
 
 @pytest.mark.slow
@@ -152,9 +155,9 @@ def test_float32_dequantizes_onto_the_grid_in_either_form(scale: float, zero_poi
     grid = Grid(scale=float(s), zero_point=zero_point, low=0, high=255, dtype="quint8")
     forms = (q - zero_point) * s, s * -zero_point + q * s
     for value in forms:
-        assert not compared(exact(q, grid=grid), value.reshape(1)).problem
+        assert compared(exact(q, grid=grid), value.reshape(1)).fault is None
     off = torch.tensor([grid.scale * (q - zero_point + 0.001)], dtype=torch.float32)
-    assert compared(exact(q, grid=grid), off).ran_in_float, "far from what rounding explains"
+    assert verdict(compared(exact(q, grid=grid), off)) is Verdict.FALLBACK, "far from what rounding explains"
 
 
 def test_off_the_grid_and_right_is_a_float_fallback() -> None:
@@ -167,9 +170,9 @@ def test_off_the_grid_and_right_is_a_float_fallback() -> None:
 def test_a_float_fallback_is_one_even_where_it_is_exactly_right() -> None:
     grid = Grid(scale=0.5, zero_point=0, low=0, high=255, dtype="quint8")
     right = exact(2.25, 4.75, grid=grid)
-    comparison = compared(right, grid.values(right.integers))
-    assert comparison.max_lsb == 0.0
-    assert verdict(comparison) is verdict(comparison, moves_only=True) is Verdict.FALLBACK
+    for moves_only in (False, True):
+        comparison = compared(right, grid.values(right.integers), moves_only=moves_only)
+        assert comparison.max_lsb == 0.0 and verdict(comparison) is Verdict.FALLBACK
 
 
 def test_off_the_grid_beyond_the_range_is_right_once_clamped() -> None:
@@ -288,12 +291,14 @@ def test_outputs_are_compared_in_order_however_they_are_nested() -> None:
 def test_another_number_of_outputs_is_refuted(output: Any) -> None:
     (comparison,) = compare_all(WHERE, (exact(20.0), exact(20.0)), output)
     assert verdict(comparison) is Verdict.REFUTED
-    assert comparison.problem == f"the model returned {len(output)} outputs; expected 2"
+    assert judged(comparison).message == f"a case: the model returned {len(output)} outputs; expected 2"
 
 
 def test_a_run_without_an_output_is_refuted_by_its_own_rule() -> None:
-    failed = compare_failed_run(WHERE, "LOW-01", "running a case, raised ValueError: x", {"traceback": "t"})
-    check = judged(of(exact(3.0), 3), failed, moves_only=True)
+    raised = Fault(rule="LOW-01", message="running a case, raised ValueError: x", evidence={"traceback": "t"})
+    (fault,) = report_failed_run(raised, WHERE, {})
+    failed = Comparison(where=WHERE, excess=math.inf, is_within_one=False, fault=fault)
+    check = judged(of(exact(3.0), 3, moves_only=True), failed)
     assert (check.verdict, check.rule, check.outcome) == (Verdict.REFUTED, "LOW-01", "fail")
     assert check.evidence["traceback"] == "t" and "raised ValueError: x" in check.message
 

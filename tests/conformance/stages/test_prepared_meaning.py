@@ -24,11 +24,9 @@ def test_a_class_for_training_with_another_eps(eps: float) -> None:
     prepared.get_submodule("0").bn.eps = eps
     inputs = (torch.rand(2, 2, 3, 3),)
     kept = copy.deepcopy(prepared.state_dict())
-    problem = check_prepared_meaning(model.eval(), prepared, inputs, is_qat=True)
-    assert (problem is None) is (eps == 0.0625)
-    assert problem is None or (
-        (problem.rule, problem.node) == ("QAT-01", "_0") and "rounding explains" in problem.message
-    )
+    faults = list(check_prepared_meaning(model.eval(), prepared, inputs, is_qat=True))
+    assert [(fault.rule, fault.evidence) for fault in faults] == [("QAT-01", {"node": "_0"})] * (eps != 0.0625)
+    assert all("rounding explains" in fault.message for fault in faults)
     assert prepared.training and all(torch.equal(kept[name], each) for name, each in prepared.state_dict().items())
 
 
@@ -42,14 +40,13 @@ def test_a_prepared_model_that_computes_something_else(layers: Any, rule: str) -
     prepared: Any = prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping("qnnpack"))
     inputs = (torch.rand(2, 2, 3, 3),)
     kept = copy.deepcopy(prepared.state_dict())
-    assert check_prepared_meaning(model, prepared, inputs, is_qat=False) is None
+    assert list(check_prepared_meaning(model, prepared, inputs, is_qat=False)) == []
     assert all(torch.equal(kept[name], each) for name, each in prepared.state_dict().items()), "nothing is observed"
     layer = prepared.get_submodule("0")
     layer.bias = nn.Parameter(layer.bias * (1 + 2.0**-12))
-    problem = check_prepared_meaning(model, prepared, inputs, is_qat=False)
-    assert problem is not None
-    assert (problem.rule, problem.node, problem.verdict) == (rule, "_0", Verdict.REFUTED)
-    assert problem.message.startswith("prepare changed what the model computes: the first node that differs is _0")
+    (fault,) = check_prepared_meaning(model, prepared, inputs, is_qat=False)
+    assert (fault.rule, fault.evidence["node"], fault.verdict) == (rule, "_0", Verdict.REFUTED)
+    assert fault.message.startswith("prepare changed what the model computes: the first node that differs is _0")
 
 
 @pytest.mark.rule("OBS-15")

@@ -13,9 +13,9 @@ import refimpl
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
+from conformance.machine.fault import FaultFound
 from conformance.stages.bench import Bench
 from conformance.stages.ranges import check_ranges
-from conformance.stages.stage import StageError
 from conformance.whole_models.architectures import ARCHITECTURES
 from conformance.whole_models.flow import ModelSetup, quantize_model
 from refimpl import (
@@ -55,7 +55,7 @@ def test_grids_of_the_calibration_data_are_no_fault(scheme: str, offset: float, 
     mapping = QConfigMapping().set_global(QConfig(SCHEMES[scheme], WEIGHT))
     batches = ((X + offset,), (2 * X + offset,))
     model = prepared(nn.ReLU(), nn.Flatten(), nn.Linear(4, 4), mapping=mapping, batches=batches)
-    assert check_ranges(convert(model), batches) is None
+    assert list(check_ranges(convert(model), batches)) == []
 
 
 def narrow(model: Any) -> None:
@@ -84,9 +84,9 @@ def test_a_range_that_is_not_what_calibration_saw_is_found(
 ) -> None:
     model = prepared(nn.Linear(4, 4))
     fault(model)
-    problem = check_ranges(convert(model), ((X,), (2 * X,)))
-    assert problem is not None and problem.rule == "CVT-01" and problem.verdict is Verdict.REFUTED
-    assert problem.message.startswith("_0 is quantized to") and message in problem.message
+    found = next(check_ranges(convert(model), ((X,), (2 * X,))))
+    assert (found.rule, found.verdict) == ("CVT-01", Verdict.REFUTED)
+    assert found.message.startswith("_0 is quantized to") and message in found.message
 
 
 @pytest.mark.rule("CVT-01")
@@ -97,7 +97,7 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
     batches = draw_calibration_inputs(case)
     reference = quantize_model(bench, case.build(), claims, setup, batches).reference
-    assert check_ranges(reference, batches) is None
+    assert list(check_ranges(reference, batches)) == []
     honest = bench.convert
 
     def halved(model: Any) -> Any:
@@ -106,6 +106,6 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return honest(model)
 
     monkeypatch.setattr(bench, "convert", halved)
-    with pytest.raises(StageError, match=r"is quantized to .* in calibration") as caught:
+    with pytest.raises(FaultFound, match=r"is quantized to .* in calibration") as caught:
         quantize_model(bench, case.build(), claims, setup, batches)
-    assert (caught.value.rule, caught.value.verdict) == ("CVT-01", Verdict.REFUTED)
+    assert (caught.value.fault.rule, caught.value.fault.verdict) == ("CVT-01", Verdict.REFUTED)

@@ -14,19 +14,23 @@ import torch.ao.nn.qat as nnqat
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
+from torch.fx import symbolic_trace
 
 from backends.base import Capabilities
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.plan import plan_cases
 from conformance.claims.qconfigs import qconfig_for
+from conformance.machine.fault import Fault
+from conformance.stages.bench import Bench
 from conformance.stages.refusal import EdgeQConfig, edges_inside, edges_outside, try_edges
-from conformance.stages.stage import Problem
+from conformance.stages.state import CaseState, ClaimState
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
 from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, Violation, choose_dtype_config
 from refimpl.fusers import fuse_bn
 from refimpl.placing import Placer
 from refimpl.plan import Slot
+from tests.conformance.support.own_entries import OwnEntries
 
 SCALE = 2.0**-12
 ACTIVATION = DTypeWithConstraints(
@@ -80,11 +84,19 @@ def claim_of(pattern: str, *dtypes: DTypeConfig, flow: str = "ptq") -> tuple[Cla
     return next(claim for claim in claims if (claim.pattern, claim.flow) == (pattern, flow)), config
 
 
-def checked(claim: Claim, config: BackendConfig) -> tuple[Problem | None, int]:
+def state_of(claim: Claim, config: BackendConfig) -> ClaimState:
+    """A claim as the stage finds it, with a case whose prepared model is a stand-in."""
     cases = plan_cases(claim, Capabilities(), limit=1)
     assert not isinstance(cases, str), cases
     torch.manual_seed(0)
-    return try_edges(claim, cases[0], build_model(cases[0]), config)
+    state = CaseState(case=cases[0])
+    state.model, state.prepared = build_model(cases[0]), symbolic_trace(nn.Identity())
+    bench = Bench(OwnEntries(*config.configs), seed=0, profile="quick")
+    return ClaimState(bench=bench, claim=claim, rerun_cases=[state])
+
+
+def checked(claim: Claim, config: BackendConfig) -> Iterator[Fault]:
+    return try_edges(state_of(claim, config))
 
 
 CLAIMS = (
@@ -112,15 +124,17 @@ def test_all_that_is_just_outside_is_refused(
     outside = list(edges_outside(claim))
     rules = [edge.rule for edge in outside]
     assert {rule: rules.count(rule) for rule in rules} == counts
-    assert checked(claim, config) == (None, len(outside) + len(list(edges_inside(claim))))
+    run = state_of(claim, config)
+    assert list(try_edges(run)) == []
+    assert run.counted["refusal"] == len(outside) + len(list(edges_inside(claim)))
 
 
 @pytest.mark.rule("DTY-01")
 @pytest.mark.rule("OBS-06")
 def test_a_weight_of_which_no_entry_says_where_it_is_is_not_compared_and_that_is_found() -> None:
-    problem, _ = checked(*claim_of("torch.conv2d+nn.ReLU", STATIC))
-    assert problem is not None and problem.rule == "DTY-01"
-    assert problem.message == "a QConfig with another weight dtype is taken; the pattern must stay float"
+    fault = next(checked(*claim_of("torch.conv2d+nn.ReLU", STATIC)))
+    assert fault.rule == "DTY-01"
+    assert fault.message == "a QConfig with another weight dtype is taken; the pattern must stay float"
 
 
 def facts(edge: EdgeQConfig) -> tuple[ObserverFacts, ObserverFacts]:
@@ -150,7 +164,7 @@ def test_half_a_bound_and_a_wildcards_bounds_are_none() -> None:
     for ends in ((half, half), (torch.quint8, wild)):
         claim, config = claim_of("nn.ReLU", DTypeConfig(*ends))
         assert {edge.rule for edge in edges_outside(claim)} == {"DTY-01", "DTY-07"}
-        assert checked(claim, config)[0] is None
+        assert list(checked(claim, config)) == []
 
 
 @pytest.mark.rule("DTY-05")
@@ -170,7 +184,7 @@ def test_another_dtype_config_may_take_what_this_one_refuses() -> None:
     activation, weight = facts(wider)
     chosen, _ = choose_dtype_config(QConfigFacts(activation=activation, weight=weight), claim.entry.dtype_configs)
     assert chosen == STATIC
-    assert checked(claim, config)[0] is None
+    assert list(checked(claim, config)) == []
 
 
 @pytest.mark.rule("DTY-04")
@@ -179,7 +193,7 @@ def test_what_the_claims_own_qconfig_does_not_ask_is_tried_on_the_bound() -> Non
     claim, config = claim_of("nn.ReLU", DTypeConfig(tiny, tiny))
     (edge,) = edges_inside(claim)
     assert facts(edge)[0].eps == 2.0**-30
-    assert checked(claim, config)[0] is None
+    assert list(checked(claim, config)) == []
     assert list(edges_inside(claim_of("nn.Conv2d", BOUNDED)[0])) == [], "prepare has taken that one already"
 
 
@@ -206,11 +220,10 @@ def test_a_rule_that_is_not_kept_is_named(
         return (misfit for misfit in right(*arguments) if misfit[0] != rule)
 
     monkeypatch.setattr(dtype_choice, "_find_misfits", lenient)
-    problem, tried = checked(claim, config)
-    assert problem is not None
-    assert tried > 1
-    assert problem.rule == rule
-    assert "is taken; the pattern must stay float" in problem.message
+    assert len([*edges_inside(claim), *edges_outside(claim)]) > 1
+    fault = next(checked(claim, config))
+    assert fault.rule == rule
+    assert "is taken; the pattern must stay float" in fault.message
 
 
 @pytest.mark.rule("DTY-02")
@@ -225,10 +238,9 @@ def test_a_bound_must_be_taken_itself(monkeypatch: pytest.MonkeyPatch) -> None:
             yield "DTY-04", "eps", found.eps, "more"
 
     monkeypatch.setattr(dtype_choice, "find_violations", strict)
-    problem, _ = checked(claim, config)
-    assert problem is not None
-    assert problem.rule == "DTY-02"
-    assert "a QConfig with exactly the bounds is not taken: dtype config 0: DTY-04" in problem.message
+    fault = next(checked(claim, config))
+    assert fault.rule == "DTY-02"
+    assert "a QConfig with exactly the bounds is not taken: dtype config 0: DTY-04" in fault.message
 
 
 @pytest.mark.rule("DTY-09")
@@ -237,9 +249,8 @@ def test_the_log_must_say_what_was_found_and_why(field: str, monkeypatch: pytest
     claim, config = claim_of("nn.Conv2d", BOUNDED)
     right = dtype_choice.Refusal
     monkeypatch.setattr(dtype_choice, "Refusal", lambda **fields: right(**{**fields, field: ""}))
-    problem, _ = checked(claim, config)
-    assert problem is not None
-    assert (problem.rule, "the log does not name DTY-01" in problem.message) == ("DTY-09", True)
+    fault = next(checked(claim, config))
+    assert (fault.rule, "the log does not name DTY-01" in fault.message) == ("DTY-09", True)
 
 
 @pytest.mark.rule("DTY-06")
@@ -250,6 +261,4 @@ def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> 
         scope="", make=qconfig_for(claim).activation,
     )  # fmt: skip
     monkeypatch.setattr(Placer, "freeze_slots", lambda *_: (slot,))
-    problem, _ = checked(claim, config)
-    assert problem is not None
-    assert problem.rule == "DTY-06"
+    assert next(checked(claim, config)).rule == "DTY-06"

@@ -18,12 +18,13 @@ from torch.fx import GraphModule
 from backends.base import Backend, Capabilities, Representation
 from conformance.claims.build import Preluded
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.machine.fault import Fault
 from conformance.pipeline.claim_run import ClaimRun
 from conformance.stages.bench import Bench
-from conformance.stages.convert import ReferenceCase, check_meaning, check_reference
+from conformance.stages.convert import check_meaning, check_reference
 from conformance.stages.fuse import check_fused
 from conformance.stages.prepare import check_prepared
-from conformance.stages.stage import Problem
+from conformance.stages.state import CaseState
 from refimpl import (
     BackendPatternConfig,
     DTypeConfig,
@@ -54,7 +55,7 @@ def checks_of(run: ClaimRun) -> Iterator[Check]:
     """Take a claim through the stages, on its base case alone."""
     for message in run.steps():
         if isinstance(message, Check):
-            run.cases = run.cases[:1]  # planned in the first stage
+            run.state.cases = run.state.cases[:1]  # planned in the first stage
             yield message
 
 
@@ -66,13 +67,13 @@ def ended_by(*entries: BackendPatternConfig, decomposed: bool = True) -> Check:
     return next((check for check in checks if check.verdict is not Verdict.VERIFIED), checks[-1])
 
 
-def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, ReferenceCase]:
+def at(stage: str, *entries: BackendPatternConfig) -> tuple[Claim, CaseState]:
     """The first entry's claim, and what was made of its base case, once a stage is through."""
     run = run_of(OwnEntries(*entries))
     check = next(check for check in checks_of(run) if check.stage == stage)
     assert check.outcome == "pass", check.message
-    (compared,) = run.rerun_cases
-    return run.claim, compared.reference
+    (state,) = run.state.rerun_cases
+    return run.claim, state
 
 
 @pytest.mark.rule("CVT-02")
@@ -108,14 +109,13 @@ def test_a_fuser_that_folds_wrongly() -> None:
 def test_a_reference_model_with_another_meaning() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     entry.set_fuser_method(sequential(nni.LinearReLU)).set_fused_module(nni.LinearReLU)
-    _, reference = at("convert", entry, LINEAR, LINEAR_RELU)
-    floating, inputs = reference.prepared.built.model, reference.inputs[0].tensors
-    assert check_meaning(floating, reference.model, inputs) is None
-    root: Any = reference.model.get_submodule("op0.0")
+    _, state = at("convert", entry, LINEAR, LINEAR_RELU)
+    inputs = state.inputs[0].tensors
+    assert list(check_meaning(state.model, state.reference, inputs)) == []
+    root: Any = state.reference.get_submodule("op0.0")
     root.bias = nn.Parameter(root.bias + 9)
-    problem = check_meaning(floating, reference.model, inputs)
-    assert problem is not None
-    assert problem.rule == "CVT-02" and "weight rounding explains" in problem.message
+    (fault,) = check_meaning(state.model, state.reference, inputs)
+    assert fault.rule == "CVT-02" and "weight rounding explains" in fault.message
 
 
 def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
@@ -124,16 +124,15 @@ def test_without_an_oracle_nothing_is_said_of_the_meaning() -> None:
             return F.softsign(x)
 
     model = Softsign()
-    assert check_meaning(model, torch.fx.symbolic_trace(model), (torch.zeros(2),)) is None
+    assert list(check_meaning(model, torch.fx.symbolic_trace(model), (torch.zeros(2),))) == []
 
 
 @pytest.mark.rule("FUS-03")
 def test_a_pattern_that_fuse_left_alone() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     claim = claim_of(entry.set_fuser_method(loses_relu), U8_S8)
-    problem = check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
-    assert problem is not None
-    assert problem.rule == "FUS-03" and problem.message.startswith("fuse left 2 calls, should leave one module")
+    (fault,) = check_fused(claim, LINEAR_AND_RELU, lambda: LINEAR_AND_RELU)
+    assert fault.rule == "FUS-03" and fault.message.startswith("fuse left 2 calls, should leave one module")
 
 
 @pytest.mark.rule("FUS-03")
@@ -144,19 +143,15 @@ def test_the_identity_before_a_pattern_is_no_call_that_fuse_left(has_fuser: bool
     layers = [nn.Linear(1, 1)] if has_fuser else [nn.Linear(1, 1), nn.ReLU(), nn.Tanh()]
     preluded = torch.fx.symbolic_trace(Preluded(nn.Sequential(*layers)))
     assert len(preluded.graph.nodes) == 3 + len(layers)
-    assert check_fused(claim, preluded, lambda: preluded) is None
+    assert list(check_fused(claim, preluded, lambda: preluded)) == []
 
 
 @pytest.mark.rule("FUS-01")
 def test_a_pattern_that_another_entrys_fuser_took() -> None:
     pair = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)
     fused = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(1, 1)))
-    problem = check_fused(claim_of(pair, U8_S8), fused, lambda: LINEAR_AND_RELU)
-    assert problem is not None
-    assert (problem.rule, problem.message) == (
-        "FUS-01",
-        "no fuser method for the pattern, yet fuse turned 2 calls into 1",
-    )
+    (fault,) = check_fused(claim_of(pair, U8_S8), fused, lambda: LINEAR_AND_RELU)
+    assert (fault.rule, fault.message) == ("FUS-01", "no fuser method for the pattern, yet fuse turned 2 calls into 1")
 
 
 @pytest.mark.rule("DTY-02")
@@ -179,14 +174,13 @@ def test_bounds_of_the_output_narrower_than_the_inputs_are_kept_too() -> None:
         assert ended_by(entry, decomposed=decomposed).verdict is Verdict.VERIFIED
 
 
-def observed(entry: BackendPatternConfig, **changes: Any) -> Problem | None:
+def observed(entry: BackendPatternConfig, **changes: Any) -> list[Fault]:
     """Check a prepared model after changing what its plan says."""
-    claim, reference = at("prepare", entry)
-    prepared = reference.prepared.model
-    plan = prepared.meta[PLAN]
+    claim, state = at("prepare", entry)
+    plan = state.prepared.meta[PLAN]
     decision = dataclasses.replace(plan.decisions[0], **changes.pop("decision", {}))
-    prepared.meta[PLAN] = dataclasses.replace(plan, decisions=(decision,), **changes)
-    return check_prepared(claim, prepared)
+    state.prepared.meta[PLAN] = dataclasses.replace(plan, decisions=(decision,), **changes)
+    return list(check_prepared(claim, state.prepared))
 
 
 def relu(kind: ObservationType) -> BackendPatternConfig:
@@ -195,20 +189,18 @@ def relu(kind: ObservationType) -> BackendPatternConfig:
 
 @pytest.mark.rule("OBS-01")
 def test_an_observation_type_that_the_flow_did_not_follow() -> None:
-    problem = observed(relu(SHARE), decision={"observation": ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT})
-    assert problem is not None
-    assert problem.rule == "OBS-01"
-    assert problem.message.endswith("the claim says OUTPUT_SHARE_OBSERVER_WITH_INPUT")
+    fault, *_ = observed(relu(SHARE), decision={"observation": ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT})
+    assert fault.rule == "OBS-01"
+    assert fault.message.endswith("the claim says OUTPUT_SHARE_OBSERVER_WITH_INPUT")
 
 
 @pytest.mark.rule("OBS-07")
 def test_an_observation_type_by_tensor_arguments_that_the_flow_did_not_follow() -> None:
     entry = BackendPatternConfig(torch.add).add_dtype_config(U8)
     entry._set_num_tensor_args_to_observation_type({2: SHARE})
-    assert observed(entry) is None
+    assert observed(entry) == []
     different = {"observation": ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT}
-    problem = observed(entry, decision=different)
-    assert problem is not None and problem.rule == "OBS-07"
+    assert observed(entry, decision=different)[0].rule == "OBS-07"
 
 
 @pytest.mark.slow
@@ -216,14 +208,14 @@ def test_an_observation_type_by_tensor_arguments_that_the_flow_did_not_follow() 
 def test_observers_that_should_be_shared_or_should_not_or_are_missing() -> None:
     _, shared = at("prepare", relu(SHARE))
     _, separate = at("prepare", relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT))
-    one_group, two_groups = (each.prepared.model.meta[PLAN].slots for each in (shared, separate))
-    problems = [
-        observed(relu(SHARE), slots=two_groups),
-        observed(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), slots=one_group),
-        observed(relu(SHARE), slots=()),
+    one_group, two_groups = (each.prepared.meta[PLAN].slots for each in (shared, separate))
+    faults = [
+        *observed(relu(SHARE), slots=two_groups),
+        *observed(relu(ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT), slots=one_group),
+        *observed(relu(SHARE), slots=()),
     ]
-    assert [problem and problem.rule for problem in problems] == ["OBS-02", "OBS-01", "OBS-01"]
-    assert problems[2] is not None and problems[2].message == "inputs without an observer: x"
+    assert [fault.rule for fault in faults] == ["OBS-02", "OBS-01", "OBS-01"]
+    assert faults[2].message == "inputs without an observer: x"
 
 
 def size(kind: ObservationType = NOT_OBSERVED) -> BackendPatternConfig:
@@ -237,15 +229,13 @@ RESHAPE = BackendPatternConfig("reshape").add_dtype_config(U8).set_observation_t
 @pytest.mark.rule("OBS-10")
 def test_what_reads_a_shape_is_not_observed() -> None:
     assert ended_by(size(), RESHAPE).verdict is Verdict.VERIFIED
-    claim, reference = at("prepare", size(), RESHAPE)
-    prepared = reference.prepared.model
-    plan = prepared.meta[PLAN]
+    claim, state = at("prepare", size(), RESHAPE)
+    prepared, plan = state.prepared, state.prepared.meta[PLAN]
     (node,) = (node for node in prepared.graph.nodes if node.target == "size")
     slots = (dataclasses.replace(plan.slots[0], value=node.name), *plan.slots[1:])
     prepared.meta[PLAN] = dataclasses.replace(plan, slots=slots)
-    problem = check_prepared(claim, prepared)
-    assert problem is not None
-    assert (problem.rule, problem.message) == ("OBS-03", f"observed, though it is no tensor: {node.name}")
+    (fault,) = check_prepared(claim, prepared)
+    assert (fault.rule, fault.message) == ("OBS-03", f"observed, though it is no tensor: {node.name}")
 
 
 @pytest.mark.rule("PAT-03")
@@ -258,9 +248,9 @@ def test_an_entry_that_no_model_can_match_is_left_unexercised() -> None:
 
 
 def reference_model(entry: BackendPatternConfig = LINEAR) -> tuple[Claim, GraphModule]:
-    claim, reference = at("convert", entry)
-    assert check_reference(claim, reference.model) is None
-    return claim, reference.model
+    claim, state = at("convert", entry)
+    assert list(check_reference(claim, state.reference)) == []
+    return claim, state.reference
 
 
 @pytest.mark.rule("CVT-01")
@@ -269,16 +259,14 @@ def test_ends_that_are_not_quantized_as_claimed() -> None:
     claim, model = reference_model()
     output = next(node for node in model.graph.nodes if node.op == "output")
     quantize = output.args[0].args[0]
-    problems = []
     quantize.args = (*quantize.args[:-1], torch.int8)
-    problems.append(check_reference(claim, model))
+    faults = [next(check_reference(claim, model))]
     output.args = (quantize,)
-    problems.append(check_reference(claim, model))
+    faults.append(next(check_reference(claim, model)))
     output.args = (quantize.args[0],)
-    problems.append(check_reference(claim, model))
-    assert [problem and problem.rule for problem in problems] == ["CVT-01", "CVT-06", "CVT-06"]
-    assert problems[0] is not None
-    assert problems[0].message == "output is quantized to torch.int8; the claim says torch.quint8"
+    faults.append(next(check_reference(claim, model)))
+    assert [fault.rule for fault in faults] == ["CVT-01", "CVT-06", "CVT-06"]
+    assert faults[0].message == "output is quantized to torch.int8; the claim says torch.quint8"
 
 
 @pytest.mark.slow
@@ -287,12 +275,10 @@ def test_an_input_that_is_not_quantized_and_an_observer_that_is_left() -> None:
     claim, model = reference_model()
     node = next(node for node in model.graph.nodes if node.op == "call_module")
     node.args = (next(node for node in model.graph.nodes if node.op == "placeholder"),)
-    problem = check_reference(claim, model)
-    assert problem is not None
-    assert (problem.rule, problem.message) == ("CVT-01", f"input: {node} is not a quantize node")
-    claim, reference = at("prepare", LINEAR)
-    problem = check_reference(claim, reference.prepared.model)
-    assert problem is not None and problem.message == "an observer is left in the reference model"
+    fault = next(check_reference(claim, model))
+    assert (fault.rule, fault.message) == ("CVT-01", f"input: {node} is not a quantize node")
+    claim, state = at("prepare", LINEAR)
+    assert next(check_reference(claim, state.prepared)).message == "an observer is left in the reference model"
 
 
 @pytest.mark.rule("NUM-05")

@@ -19,7 +19,7 @@ from conformance.run.judging import rows_of
 from conformance.run.recorder import Recorder
 from conformance.run.session import Run, Unit, param_id
 from conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
-from conformance.stages.stage import stages_of
+from conformance.stages.state import stages_of
 from reports.codec import Message, line_of
 from reports.results import Results, read_results
 from reports.schema import Check, ModelResult

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,18 +15,14 @@ from torch.fx import symbolic_trace
 from backends.base import Capabilities
 from conformance.claims.case import Case, Regime
 from conformance.claims.inputs import Batch, NamedInputs
+from conformance.machine.fault import Fault
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.stages.comparison import Comparison
-from conformance.stages.convert import ReferenceCase
-from conformance.stages.execution import ExecutedCase
-from conformance.stages.fuse import BuiltCase
 from conformance.stages.invariance import allowed_steps_of, compare_changes
-from conformance.stages.lower import LoweredCase
-from conformance.stages.numerics import ComparedCase, ExactOf, FirstRun
-from conformance.stages.prepare import PreparedCase
 from conformance.stages.reruns import RepeatRun
+from conformance.stages.state import CaseState, ExactOf, FirstRun, make_check
+from reports.schema import Check, Where
 
 Function = Callable[..., Any]
 
@@ -64,20 +61,32 @@ def filled_with(value: float, shape: tuple[int, ...]) -> list[NamedInputs]:
     return [NamedInputs(name, (torch.full(shape, value),)) for name in ("first", "second")]
 
 
-def compared_of(lowered: Function, case: Case) -> ComparedCase:
+def compared_of(lowered: Function, case: Case) -> CaseState:
     """A case as the numerics stage leaves it; no comparison was made, and its models are stand-ins."""
-    stand_in = symbolic_trace(nn.Identity())
-    prepared = PreparedCase(built=BuiltCase(case=case, model=case.build()), model=stand_in)
-    reference = ReferenceCase(prepared=prepared, model=stand_in, draw=lambda grids: inputs_for(case))
-    executed = ExecutedCase(lowered=LoweredCase(reference=reference, model=lowered))
-    return ComparedCase(executed=executed, comparisons=(), first=None)
+    state = CaseState(case=case)
+    state.model, state.lowered = case.build(), lowered
+    state.prepared = state.reference = symbolic_trace(nn.Identity())
+    state.draw = lambda grids: inputs_for(case)
+    return state
 
 
 def no_oracle(inputs: Batch) -> Sequence[Exact]:
     raise NoOracleError("an op without a rule")
 
 
-def comparisons_of(
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What came of running a case again: the runs that were compared, and the faults."""
+
+    compared: list[Where]
+    faults: list[Fault]
+
+    @property
+    def check(self) -> Check:
+        return make_check("a claim", "invariance", self.faults, cases=len(self.compared))
+
+
+def rerun(
     lowered: Function,
     case: Case,
     capabilities: Capabilities | None = None,
@@ -85,30 +94,30 @@ def comparisons_of(
     *,
     named: Sequence[NamedInputs] | None = None,
     first: FirstRun | None = None,
-) -> list[Comparison]:
-    """The comparisons of a case under every change; `named`: its inputs, `first`: its run in the numerics stage."""
+) -> Rerun:
+    """Run a case again under every change; `named`: its inputs, `first`: its run in the numerics stage."""
     capabilities = Capabilities() if capabilities is None else capabilities
     (name, inputs), (_, others) = inputs_for(case) if named is None else named
     repeat = RepeatRun(
         case=case, name=name, inputs=inputs, lowered=lowered, first=first, steps=allowed_steps_of(capabilities)
     )  # fmt: skip
-    return list(compare_changes(repeat, others, capabilities, left_out=without))
+    faults = list(compare_changes(repeat, others, capabilities, left_out=without))
+    return Rerun(compared=repeat.compared, faults=faults)
 
 
-def tried(comparisons: Iterable[Comparison]) -> list[str]:
-    """What was changed, comparison by comparison."""
-    return [str(comparison.where).removeprefix("a case, first, ") for comparison in comparisons]
+def tried(made: Rerun) -> list[str]:
+    """What was changed, run by run."""
+    return [str(where).removeprefix("a case, first, ") for where in made.compared]
 
 
-def changes_of(comparisons: Iterable[Comparison]) -> set[str]:
+def changes_of(made: Rerun) -> set[str]:
     """The changes under which outputs differ; the evidence names each as well."""
-    differing = [comparison for comparison in comparisons if comparison.problem]
-    assert all(comparison.evidence["change"] == comparison.where.change for comparison in differing)
-    return {comparison.where.change for comparison in differing}
+    assert all(fault.evidence["change"] == fault.where.change for fault in made.faults)
+    return {fault.where.change for fault in made.faults}
 
 
 def differing(lowered: Function, case: Case) -> set[str]:
-    return changes_of(comparisons_of(lowered, case))
+    return changes_of(rerun(lowered, case))
 
 
 def counting() -> Function:

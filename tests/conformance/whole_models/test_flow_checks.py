@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from backends.discovery import find_backend
 from backends.torch_engine import engine
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
+from conformance.machine.fault import Fault, FaultFound
 from conformance.stages.bench import Bench
-from conformance.stages.stage import Problem, StageError
 from conformance.stages.unrounded import without_observers, without_roundings
 from conformance.whole_models import flow
 from conformance.whole_models.architectures import ARCHITECTURES, settle
@@ -162,10 +162,10 @@ def flowed(
         return model, without_observers(found), convert(found, AFTER.get(make))
 
 
-def found(problem: Problem | None, rule: str, node: str) -> str:
-    assert problem is not None
-    assert (problem.rule, problem.node, problem.verdict) == (rule, node, Verdict.UNEXERCISED), problem
-    return problem.message
+def found(faults: Iterator[Fault], rule: str, node: str) -> str:
+    fault = next(faults)
+    assert (fault.rule, fault.evidence, fault.verdict) == (rule, {"node": node}, Verdict.UNEXERCISED), fault
+    return fault.message
 
 
 def are_equal(state: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -182,9 +182,9 @@ def are_equal(state: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_what_an_honest_flow_makes_of_any_kind_is_the_model(kind: str, convert: Any) -> None:
     make, mapping, x = KINDS[kind]
     model, floating, reference = flowed(make, convert, mapping, x)
-    assert check_prepared(model, floating, (x,), is_qat=False) is None
-    assert check_reference(floating, reference, (x,)) is None
-    assert check_roundings(floating, reference, can_clip=False) is None
+    assert list(check_prepared(model, floating, (x,), is_qat=False)) == []
+    assert list(check_reference(floating, reference, (x,))) == []
+    assert list(check_roundings(floating, reference, can_clip=False)) == []
 
 
 @each_form
@@ -219,7 +219,7 @@ def test_a_trained_model_is_held_to_what_it_has_learned(convert: Any) -> None:
     torch.manual_seed(1)
     model = convolutions()
     trained = prepare_qat_fx(copy.deepcopy(model).train(), get_default_qat_qconfig_mapping("qnnpack"), (IMAGES,))
-    assert check_prepared(model, without_observers(trained), (IMAGES,), is_qat=True) is None
+    assert list(check_prepared(model, without_observers(trained), (IMAGES,), is_qat=True)) == []
     assert trained.training
     with torch.no_grad():
         for parameter in trained.parameters():
@@ -227,8 +227,8 @@ def test_a_trained_model_is_held_to_what_it_has_learned(convert: Any) -> None:
         trained(IMAGES)
     floating = without_observers(trained.eval())
     reference = convert(trained)
-    assert check_reference(floating, reference, (IMAGES,)) is None
-    assert check_roundings(floating, reference, can_clip=True) is None
+    assert list(check_reference(floating, reference, (IMAGES,))) == []
+    assert list(check_roundings(floating, reference, can_clip=True)) == []
     found(check_prepared(model, floating, (IMAGES,), is_qat=True), "QAT-01", "skip")
 
 
@@ -323,7 +323,7 @@ def test_weights_that_an_observer_clips_are_left_to_those_who_chose_it(convert: 
 
     _, floating, reference = flowed(convolutions, changed(convert, halve), STATIC, IMAGES)
     found(check_roundings(floating, reference, can_clip=False), "CVT-02", "skip")
-    assert check_roundings(floating, reference, can_clip=True) is None
+    assert list(check_roundings(floating, reference, can_clip=True)) == []
 
 
 # -- in the flow of whole models --------------------------------------------------------------------------------------
@@ -367,10 +367,11 @@ def replace_weight(model: Any) -> None:
 def test_a_network_that_the_flow_changes_is_unexercised(
     monkeypatch: pytest.MonkeyPatch, name: str, change: Any, rule: str, node: str
 ) -> None:
-    with pytest.raises(StageError) as raised:
+    with pytest.raises(FaultFound) as raised:
         quantized(monkeypatch, name, change)
-    assert (raised.value.rule, raised.value.verdict) == (rule, Verdict.UNEXERCISED)
-    assert raised.value.evidence["node"] == node and "def forward" in str(raised.value.evidence["graph"])
+    fault = raised.value.fault
+    assert (fault.rule, fault.verdict) == (rule, Verdict.UNEXERCISED)
+    assert fault.evidence["node"] == node and "def forward" in str(fault.evidence["graph"])
 
 
 def test_a_network_has_the_ratio_of_the_float_model_to_the_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,216 @@
+"""What the stages of a claim make, and how their faults become checks.
+
+A stage is a generator of faults over typed state: that of the claim, and, for most stages, that of one of its cases.
+It raises FaultFound where a case cannot go on. `conformance.pipeline.claim_run` runs the stages.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import nn
+from torch.fx import GraphModule
+
+from backends.base import Backend
+from backends.discovery import describe_error
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim
+from conformance.claims.inputs import Batch, NamedInputs
+from conformance.machine.fault import Fault, FaultFound
+from conformance.machine.guard import guard
+from conformance.oracle.exact import Exact
+from conformance.oracle.grids import Grid, placeholder_grids
+from conformance.remote.client import RemoteBackend
+from conformance.stages.bench import Bench
+from conformance.stages.comparison import Comparison
+from refimpl import ConfigError, RefimplError
+from reports.schema import Check, evidence
+from reports.verdicts import PASSING, Verdict
+
+RULES: dict[str, str] = {
+    "config": "CFG-09",
+    "annotate": "OBS-15",
+    "fuse": "FUS-03",
+    "prepare": "OBS-01",
+    "convert": "CVT-01",
+    "lower": "LOW-01",
+    "execution": "LOW-04",
+    "numerics": "NUM-03",
+    "refusal": "DTY-06",
+    "invariance": "NUM-07",
+}
+"""The stages in order, and the rule that each names when it finds no fault."""
+STAGES: tuple[str, ...] = tuple(RULES)
+OF_A_QUANTIZER = ("annotate",)
+"""The stages that only a backend with a torchao Quantizer has."""
+MOST_OTHERS = 20
+"""Most lines about further faults in the evidence."""
+LoweredModel = Callable[..., Any]
+"""What a backend's lower returned."""
+ExactOf = Callable[[Batch], Sequence[Exact]]
+"""Computes the exact results for inputs, one for each output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRun:
+    """The first output that could be compared, and the function for exact results."""
+
+    output: Any
+    exact_of: ExactOf
+
+
+@dataclass(kw_only=True, eq=False)
+class CaseState:
+    """What the stages have made of a case so far: each adds its part, which is missing before."""
+
+    case: Case
+    model: nn.Module = field(init=False)
+    """The float model (fuse)."""
+    prepared: GraphModule = field(init=False)
+    """The prepared and calibrated model (prepare)."""
+    misfit: Fault | None = None
+    """A grid that does not hold the calibration values, which the stage convert reports."""
+    reference: GraphModule = field(init=False)
+    """The reference model (convert)."""
+    draw: Callable[[Sequence[Grid | None]], list[NamedInputs]] = field(init=False)
+    """Draws the inputs on the grids of the reference model's inputs (convert)."""
+    lowered: LoweredModel = field(init=False)
+    """The lowered model (lower)."""
+    runs_in_float: bool = False
+    """Whether the backend reports that the pattern, or a part of it, runs in float (execution)."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    """Of the outputs with the exact results (numerics)."""
+    first: FirstRun | None = None
+    """None: no output could be compared (numerics)."""
+
+    @cached_property
+    def grids(self) -> list[Grid | None]:
+        """Grid of each input; None where it is not quantized on one."""
+        return placeholder_grids(self.reference)
+
+    @cached_property
+    def inputs(self) -> list[NamedInputs]:
+        """Inputs of the case, the same whenever they are drawn."""
+        return self.draw(self.grids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionEvidence:
+    """What shows that integers computed a claim, and in words how sure that is."""
+
+    kind: Literal["reported", "numbers", "none"]
+    text: str
+    fault: Fault | None = None
+    """What the backend reports is not true."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ClaimState:
+    """What the stages have found out of a claim so far."""
+
+    bench: Bench
+    claim: Claim
+    cases: tuple[Case, ...] = ()
+    """Those that are to be tried (config)."""
+    proven: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By stage, the variants that need no further run of the check that is made once for each."""
+    annotated: set[str] = field(default_factory=set)
+    """The variants whose first case is lowered as the vendor's Quantizer has it quantized (annotate)."""
+    first_prepared: GraphModule | None = None
+    """The first prepared model, whose decisions are shown (prepare)."""
+    told: int = 0
+    """In how many cases the backend has said what it executes (execution)."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    """Those of all cases (numerics)."""
+    rerun_cases: list[CaseState] = field(default_factory=list)
+    """Of the cases that passed all stages, those that are run again (invariance)."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By stage, why it can say nothing of this claim, which the other stages judge."""
+    counted: Counter[str] = field(default_factory=Counter)
+    """By stage, how many things it has judged, if these are not the cases that came to it."""
+
+
+def gives_quantizer(backend: Backend) -> bool:
+    """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
+    if isinstance(backend, RemoteBackend):
+        return backend.description.has_quantizer and not backend.runs_elsewhere
+    return type(backend).quantizer is not Backend.quantizer
+
+
+def stages_of(backend: Backend) -> tuple[str, ...]:
+    """Return the stages of a backend's claims, in order."""
+    has_all = gives_quantizer(backend)
+    return STAGES if has_all else tuple(stage for stage in STAGES if stage not in OF_A_QUANTIZER)
+
+
+@guard("flow")
+def run_flow(rule: str, step: Callable[[], GraphModule]) -> GraphModule:
+    """Run a step of refimpl. Raises FaultFound: a ConfigError refutes the claim, any other RefimplError leaves it open.
+
+    An error that blames the QConfig or the model says nothing against the config.
+    """
+    try:
+        return step()
+    except RefimplError as error:
+        verdict = Verdict.REFUTED if isinstance(error, ConfigError) else Verdict.UNEXERCISED
+        raise FaultFound(Fault(rule=rule, verdict=verdict, message=str(error))) from error
+
+
+def show_graph(model: GraphModule, faults: Iterable[Fault]) -> Iterator[Fault]:
+    """Yield faults with the model's graph as evidence."""
+    for fault in faults:
+        yield replace(fault, evidence={**fault.evidence, "graph": model.code})
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def make_check(claim: str, stage: str, faults: Sequence[Fault], *, cases: int | None = None) -> Check:
+    """Return the check of a stage by all its faults: the worst decides, and of several the largest.
+
+    A fault that belongs to no case is the claim's as a whole, and no failing case.
+    """
+    if not faults:
+        return Check(
+            claim=claim, stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases
+        )  # fmt: skip
+    lead = max(faults, key=lambda fault: (-fault.verdict.rank, fault.size))
+    others = [fault for fault in faults if fault is not lead and (fault.verdict is lead.verdict or _fails(fault))]
+    shown: dict[str, object] = {"where": lead.where} if lead.has_place else {}
+    shown |= lead.evidence
+    if others:
+        shown["others"] = [fault.line for fault in others[:MOST_OTHERS]]
+    if any(fault.evidence.get("nondeterministic") for fault in others if fault.verdict is lead.verdict):
+        shown["nondeterministic"] = True
+    outcomes: dict[Verdict, Literal["pass", "skip"]] = {Verdict.UNEXERCISED: "skip", **dict.fromkeys(PASSING, "pass")}
+    return Check(
+        claim=claim, stage=stage, rule=lead.rule, outcome=outcomes.get(lead.verdict, "fail"), verdict=lead.verdict,
+        message=lead.message, cases=cases, failing=sum(_fails(fault) for fault in faults if fault.has_place),
+        evidence=evidence(shown),
+    )  # fmt: skip
+
+
+def _fails(fault: Fault) -> bool:
+    return fault.verdict not in PASSING
+
+
+def make_skip(stage: str, ended: Check) -> Check:
+    """Return the check of a stage that is not reached; it has the verdict of the check that ended the claim."""
+    message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
+    return Check(
+        claim=ended.claim, stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message
+    )  # fmt: skip
+
+
+def make_internal_error(claim: str, stage: str, error: Exception) -> Check:
+    """Return the check of a stage in which the suite itself failed."""
+    message = f"internal error of the suite: {describe_error(error)}"
+    shown = evidence({"traceback": "".join(traceback.format_exception(error))})
+    return Check(
+        claim=claim, stage=stage, rule="", outcome="error", verdict=Verdict.UNEXERCISED, message=message, evidence=shown
+    )  # fmt: skip
