@@ -9,20 +9,18 @@ import operator
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from conformance.ops.calls import Shape
+from conformance.ops.op_model import OneInput
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments, Fixed
+from conformance.ops.weighted import LayerShape
 from refimpl.patterns import leaf_name
 
 OptionsFor = Callable[[Any, Shape], list[dict[str, Any]]]
-Condition = Callable[[Shape, Arguments], bool]
 
 PAIRS = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul)
 """Ops of two tensors that are broadcast, or of a tensor and a number."""
@@ -70,57 +68,25 @@ def _variants_of(op: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _list_variants(op: Any, shape: Shape) -> list[dict[str, Any]]:
-    """List the variants of an op of one tensor that are valid for the shape."""
+    """List the variants of an op of one tensor that run on a value of this shape."""
     samples = OP_SAMPLES[op]
     shapes = samples.arguments.get("shape", ())
     ranks = () if isinstance(shapes, Fixed) else {len(each) for each in shapes}
-    if len(shape) not in ranks:
-        return []
-    fits: Condition = _SPECIAL.get(op, lambda shape, arguments: True)
-    variants = [{**arguments, "shape": shape} for arguments in _variants_of(op)]
-    return [each for each in variants if samples.is_valid(each) and fits(shape, each)]
+    variants = [{**arguments, "shape": shape} for arguments in _variants_of(op)] if len(shape) in ranks else []
+    return [each for each in variants if samples.is_valid(each) and _runs(op, shape, each)]
 
 
-def _has_valid_groups(shape: Shape, arguments: Arguments) -> bool:
-    """Groups have at least two elements; torch cannot train a bias without a weight."""
-    is_trainable = arguments.get("weight", True) or not arguments["bias"]
-    return is_trainable and shape[1] % arguments["num_groups"] == 0 and prod(shape[1:]) > arguments["num_groups"]
-
-
-def _fits_along(name: str, rank: int) -> Condition:
-    """Return what tells whether an argument is at most the image's extent, along each of its ``rank`` axes."""
-    return lambda shape, arguments: all(map(operator.le, _along(arguments[name], shape[-rank:]), shape[-rank:]))
-
-
-def _is_not_empty(shape: Shape, arguments: Arguments) -> bool:
-    """Scaled down, an axis of one element would have none."""
-    factors = arguments["scale_factor"] if isinstance(arguments["scale_factor"], tuple) else ()
-    return all(int(extent * factor) > 0 for extent, factor in zip(shape[2:], factors, strict=False))
-
-
-def _divides(name: str, power: Callable[[int], int], *axes: int) -> Condition:
-    return lambda shape, arguments: all(shape[axis] % power(arguments[name]) == 0 for axis in axes)
-
-
-_SPECIAL: dict[Any, Condition] = {
-    # A normalisation over the elements of a channel needs two of them.
-    **dict.fromkeys(
-        (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm), lambda shape, _: prod(shape[2:]) > 1
-    ),
-    # A batch norm is trained on at least two elements of each channel.
-    **dict.fromkeys((nn.BatchNorm2d, nn.BatchNorm3d), lambda shape, _: prod(shape) // shape[1] > 1),
-    # No dilated window steps over the whole image, from padding to padding.
-    **dict.fromkeys((nn.MaxPool1d, F.max_pool1d), _fits_along("dilation", 1)),
-    **dict.fromkeys((nn.MaxPool2d, F.max_pool2d), _fits_along("dilation", 2)),
-    **dict.fromkeys((nn.MaxPool3d, F.max_pool3d), _fits_along("dilation", 3)),
-    # Torch requires that the window of avg_pool3d fits into the image without the padding.
-    **dict.fromkeys((nn.AvgPool3d, F.avg_pool3d), _fits_along("kernel_size", 3)),
-    **dict.fromkeys((F.group_norm, nn.GroupNorm), _has_valid_groups),
-    **dict.fromkeys((F.interpolate, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _is_not_empty),
-    **dict.fromkeys((nn.PixelShuffle, torch.pixel_shuffle), _divides("upscale_factor", lambda factor: factor**2, -3)),
-    **dict.fromkeys((nn.PixelUnshuffle, torch.pixel_unshuffle), _divides("downscale_factor", int, -1, -2)),
-}
-"""Further conditions on a shape, which all shapes of the op's samples meet."""
+def _runs(op: Any, shape: Shape, arguments: Arguments) -> bool:
+    """Tell whether an op takes a value of this shape, gives finite numbers, and can be trained on it."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = OneInput([OP_SAMPLES[op].step(op, arguments)])
+            results = [each(torch.ones(shape)) for each in (model.eval(), model.train())]
+            if results[1].requires_grad:
+                torch.autograd.grad(results[1].sum(), list(model.parameters()), allow_unused=True)
+    except (RuntimeError, ValueError):  # what torch raises for a shape that an op does not take
+        return False
+    return all(each.numel() > 0 and bool(each.isfinite().all()) for each in results)
 
 
 def _list_pairs(op: Any, shape: Shape) -> list[dict[str, Any]]:
@@ -151,24 +117,12 @@ def _list_convolutions(op: Any, shape: Shape) -> list[dict[str, Any]]:
 
     Padding by other values than zeros needs refimpl's modules, which a script of torch and the backend only lacks.
     """
-    rank = int(leaf_name(op)[-2])
-    if len(shape) != rank + 2:
+    if len(shape) != int(leaf_name(op)[-2]) + 2:
         return []
+    layer = LayerShape(c_in=shape[1], c_out=1, batch=shape[0])
     variants = [{**arguments, "_network": None} for arguments in _variants_of(op)]
-    variants = [each for each in variants if each.get("padding_mode", "zeros") == "zeros"]
-    return [each for each in variants if not each.get("output_size") and _has_window(each, shape[2:])]
-
-
-def _has_window(arguments: Arguments, extents: Shape) -> bool:
-    if "output_padding" in arguments:  # transposed: what is left after cropping is at least one element
-        return all(extent > 2 * pad for extent, pad in zip(extents, _along(arguments["padding"], extents), strict=True))
-    if arguments["padding"] == "same":
-        return True
-    padding = 0 if arguments["padding"] == "valid" else arguments["padding"]
-    window = (arguments["kernel_size"], arguments["dilation"], padding)
-    axes = zip(*(_along(each, extents) for each in window), extents, strict=True)
-    return all(step * (size - 1) < extent + 2 * pad for size, step, pad, extent in axes)
-
-
-def _along(value: Any, extents: Shape) -> Shape:
-    return (value,) * len(extents) if isinstance(value, int) else tuple(value)
+    return [
+        each for each in variants
+        if each.get("padding_mode", "zeros") == "zeros" and not each.get("output_size")
+        and _runs(op, shape, {**each, "shape": layer})
+    ]  # fmt: skip
