@@ -17,6 +17,8 @@ from reports.shard import Shard
 from reports.verdicts import Outcome, Verdict
 
 SCHEMA = 2
+OF_VENDOR = "the vendor's "
+"""How a text of ``foreign_code`` begins if the backend's code is meant, where none should be."""
 
 ALWAYS: Mapping[str, object] = {"always": True}
 """Metadata of a field that is written even if it holds its default."""
