@@ -32,6 +32,7 @@ from reports.certificate import (
 )
 from reports.compare import render_board
 from reports.completion import complete, find_removed
+from reports.decision import list_company
 from reports.diff import compare_runs, diff_text, read_baseline
 from reports.digest import count_line, verdict_line
 from reports.html import render_html
@@ -146,6 +147,7 @@ def _certify(options: argparse.Namespace) -> int:
     print(f"{options.output}: certificate of {len(results.claims)} claims of {join_lines(results.header.backend)}")
     if text := content["without_execution_evidence"]:
         print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
+    _print_company(results)
     print(verdict_line(results))
     return OK
 
@@ -172,8 +174,14 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{count_line(results)}\n{verdict_line(results)}")
         if text := results.describe_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
+        _print_company(results)
     print(f"{options.folder}: {_HOLDS[status]}")
     return status
+
+
+def _print_company(results: Results) -> None:
+    for line in list_company(results):
+        print(f"NOT THE SUITE ALONE: {join_lines(line)}")
 
 
 def _find_status(results: Results) -> int:

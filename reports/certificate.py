@@ -21,6 +21,7 @@ from reports.html import render_html
 from reports.levels import may_run_at
 from reports.reading import FileFault, read_bytes
 from reports.results import OtherVersionError, Results, ResultsError, digest_ids, parse_results, read_results
+from reports.schema import OF_VENDOR
 from reports.text import cut_end
 from reports.verdicts import Outcome, Verdict
 
@@ -114,6 +115,12 @@ def find_shortcomings(results: Results) -> Iterator[str]:
         yield f"it is a selection: --claim is {_shorten(selected)}"
     if not may_run_at(header.isa, header.cpu_flags, header.platform):
         yield f"no kernel runs at the level {header.isa!r} on a CPU with the flags {' '.join(header.cpu_flags)}"
+    for text in results.foreign_code:
+        if text.startswith(OF_VENDOR):
+            yield (
+                f"{text} was loaded where claims are judged, and could change what judges; keep it out "
+                "(-p no:NAME, TORCH_DEVICE_BACKEND_AUTOLOAD=0), and run again"
+            )
     yield from _find_strange_times(results)
 
 
@@ -162,13 +169,14 @@ def _build_predicate(results: Results) -> dict[str, Any]:
         "counts": {
             "claims": len(results.claims), "pairs": len(results.pairs), "checks": len(results.checks),
             "waived": results.waived, "allowed": results.allowed, "resumed": results.header.resumed,
-            "beside_own_code": sum(claim.beside_own_code for claim in results.claims),
+            "beside_own_code": results.beside_own_code,
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
             "execution": results.execution_counts,
             "comparisons": sum(check.cases or 0 for check in results.checks if check.stage == "numerics"),
         },
         "without_execution_evidence": results.describe_execution(),
+        "foreign_code": results.foreign_code,
         "run": {name: value for name, value in header.items() if name not in ("kind", "findings")},
     }  # fmt: skip
 

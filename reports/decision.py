@@ -123,6 +123,7 @@ def list_untried(results: Results) -> Iterator[str]:
     header = results.header
     if handed_in := header.versions.get(HANDED_IN):
         yield f"that a device computed the outputs, and left its inputs as they are: files were handed in ({handed_in})"
+    yield from (f"that the suite judged alone: {line}" for line in list_company(results))
     if header.resumed:
         yield f"anything new of {spell_count(header.resumed)} claims and models: an earlier run judged them (--resume)"
     if header.shard:
@@ -136,6 +137,14 @@ def list_untried(results: Results) -> Iterator[str]:
         yield f"argument values beyond the limits that the backend declares for {pluralize(len(header.limits), 'op')}"
     if header.profile == "quick":
         yield "most cases of each claim: profile quick tries a few; full and stress try more"
+
+
+def list_company(results: Results) -> Iterator[str]:
+    """Yield beside what the claims were judged, a line each."""
+    if results.foreign_code:
+        yield f"beside it ran {'; '.join(results.foreign_code)}"
+    if results.beside_own_code:
+        yield f"{pluralize(results.beside_own_code, 'claim')} judged beside the vendor's own code"
 
 
 def spell_waived(claims: Sequence[ClaimResult]) -> str:

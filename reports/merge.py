@@ -14,7 +14,7 @@ from reports.schema import Header, Row
 from reports.verdicts import Outcome
 from reports.writer import ResultsWriter
 
-_OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags", "resumed"})
+_OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags", "resumed", "foreign_code"})
 """Header fields in which shards of one run may differ; all others are equal."""
 
 
@@ -119,6 +119,7 @@ def _merge_headers(runs: Sequence[Results]) -> Header:
         platform="; ".join(dict.fromkeys(header.platform for header in headers)),
         cpu="; ".join(dict.fromkeys(header.cpu for header in headers)),
         cpu_flags=[flag for flag in headers[0].cpu_flags if flag in flags],
+        foreign_code=sorted({text for header in headers for text in header.foreign_code}),
     )
 
 
@@ -140,4 +141,5 @@ def _write_footer(writer: ResultsWriter, runs: Sequence[Results]) -> None:
         problems=list(dict.fromkeys(problem for footer in footers for problem in footer.problems)),
         notes=[*dict.fromkeys(notes), f"merged from {len(runs)} shards; the time is that of all of them together"],
         peak_mib=max(peaks, default=None),
+        foreign_code=sorted({text for footer in footers for text in footer.foreign_code}),
     )

@@ -123,6 +123,17 @@ class Results:
         return sum(judged.allowed for judged in self.judged)
 
     @property
+    def foreign_code(self) -> list[str]:
+        """The foreign code of all processes in which claims were judged."""
+        footer = [] if self.footer is None else self.footer.foreign_code
+        return sorted({*self.header.foreign_code, *footer, *(text for row in self.judged for text in row.foreign_code)})
+
+    @property
+    def beside_own_code(self) -> int:
+        """Number of claims that were judged beside the vendor's own code."""
+        return sum(claim.beside_own_code for claim in self.claims)
+
+    @property
     def pairs(self) -> tuple[Pair, ...]:
         """The distinct (pattern, dtype config) pairs."""
         return tuple(self.by_pair())

@@ -192,6 +192,8 @@ class Header:
     """Digest of the sorted IDs of all claims of the config, each followed by a newline."""
     detection: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     """Number of seeded faults, and of those that the suite finds in each profile, by class of faults."""
+    foreign_code: list[str] = field(default_factory=list)
+    """Foreign code in pytest's process when the run began, and in that of an earlier run (``--resume``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +272,8 @@ class Judged:
     """Number of times that the backend's process was asked to lower a model."""
     runs: int = 0
     """Number of runs of lowered models that the backend's process made."""
+    foreign_code: list[str] = field(default_factory=list)
+    """Foreign code that the judge's process has imported itself."""
 
     @property
     def id(self) -> str:
@@ -397,6 +401,8 @@ class Footer:
     """Notes for the reader."""
     peak_mib: float | None = None
     """Resident size of the largest process, in MiB."""
+    foreign_code: list[str] = field(default_factory=list)
+    """Foreign code in pytest's processes when the run ended, beyond what the header names."""
 
 
 Row = Header | Check | ClaimResult | ModelResult | Measurement | Footer

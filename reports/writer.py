@@ -76,6 +76,7 @@ class ResultsWriter:
         problems: Sequence[str] = (),
         notes: Sequence[str] = (),
         peak_mib: float | None = None,
+        foreign_code: Sequence[str] = (),
     ) -> None:
         """Write the footer, with the totals of the rows written, and close the file."""
         if self._file.closed or self._header is None:
@@ -98,6 +99,7 @@ class ResultsWriter:
             notes=list(notes),
             seconds=seconds,
             peak_mib=peak_mib,
+            foreign_code=list(foreign_code),
             sha256=self._digest.hexdigest(),
         )
         try:

@@ -55,6 +55,8 @@ class Tally:
     """Number of times that a process was asked to lower a model."""
     runs: int = 0
     """Number of runs of lowered models that a process has answered, with those that raised."""
+    foreign_code: list[str] = field(default_factory=list)
+    """Foreign code that the judge's process has imported by then."""
 
 
 MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, Tally)}}

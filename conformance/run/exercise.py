@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -11,7 +12,9 @@ from backends.discovery import find_backend
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
+from conformance.machine.foreign import list_foreign_code
 from conformance.machine.isolation import Ending, Forked, Isolation, LostProcess, Serve, WorkResult
+from conformance.machine.messages import Tally
 from conformance.machine.process import freeze_memory
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job
@@ -105,7 +108,9 @@ class Bailiff:
 def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
     """Return where units are judged; ``host``: the backend's process, if it has one."""
     options, limit = run.options, run.options.claim_timeout
-    plain = Forked(_serve_remote(lambda: run), limit=limit, grace=GRACE, share=JUDGED_BY_ONE, helper=host)
+    plain = Forked(
+        _serve_remote(lambda: run, run.vendor_places), limit=limit, grace=GRACE, share=JUDGED_BY_ONE, helper=host
+    )
     own = Forked(
         _serve_remote(lambda: _import_own(run)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
         is_guarded=True,
@@ -134,24 +139,32 @@ def _import_own(run: Run) -> Run:
     return open_run(run.options, run.backend.described_as(description))
 
 
-def _serve_remote(make_run: Callable[[], Run]) -> Serve[Work]:
-    """Return a function that does work, with the backend's models elsewhere; the run is made in the child."""
-    made: list[tuple[RemoteBackend, Serve[Work]]] = []
+def _serve_remote(make_run: Callable[[], Run], vendors: Sequence[str] = ()) -> Serve[Work]:
+    """Return a function that does work, with the backend's models elsewhere; the run is made in the child.
+
+    ``vendors``: where code lies that the child should not import.
+    """
+    made: list[tuple[RemoteBackend, Serve[Work], frozenset[str]]] = []
 
     def serve(work: Work) -> Iterator[Message]:
         if not made:
+            before = frozenset(sys.modules)
             run = make_run()
             assert isinstance(run.backend, RemoteBackend)
-            made.append((run.backend, make_server(run.make_bench(), run.units)))
-        ((backend, serve_here),) = made
+            made.append((run.backend, make_server(run.make_bench(), run.units), before))
+        ((backend, serve_here, before),) = made
         backend.begin(work if isinstance(work, str) else work.claim)
         try:
             yield from serve_here(work)
         except (Exception, LostProcess):
-            yield backend.tally
+            yield finish_tally(backend, before)
             raise
-        yield backend.tally
+        yield finish_tally(backend, before)
         backend.conclude()
+
+    def finish_tally(backend: RemoteBackend, before: Set[str]) -> Tally:
+        backend.tally.foreign_code = list_foreign_code(sys.modules.keys() - before, vendors=vendors)
+        return backend.tally
 
     return serve
 

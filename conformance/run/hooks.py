@@ -16,6 +16,7 @@ import pytest
 
 from backends.discovery import list_names
 from conformance.claims.claim import Claim
+from conformance.machine.foreign import list_foreign_code
 from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
@@ -39,6 +40,8 @@ WARNINGS = (
 """The filters of warnings that a run needs: a checkout's pyproject.toml has them for the project's own tests too."""
 _SUITE = Path(__file__).resolve().parents[1]
 _RECORDER = pytest.StashKey[Recorder]()
+FOREIGN_CODE = "conformance_foreign_code"
+"""Key of the foreign code of a worker's process, in what the controlling process gets of it."""
 _SILENCED = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
 """Options of pytest whose default repeats the suite's own summary: name, default, value without that output."""
 _KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
@@ -143,6 +146,17 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the controlling process which foreign code a worker holds."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[FOREIGN_CODE] = _list_foreign_code(session.config)
+
+
+def _list_foreign_code(config: pytest.Config) -> list[str]:
+    """Return the foreign code of this process."""
+    return list_foreign_code(list(sys.modules), config.pluginmanager.get_plugins(), run_of(config).vendor_places)
+
+
 def _is_ours(item: pytest.Item) -> bool:
     """Tell whether a test is one of the suite's: others can be run beside them."""
     return item.path.resolve().is_relative_to(_SUITE)
@@ -158,7 +172,8 @@ class Controller:
         self._progress = Progress(None)
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Start to show progress, on a terminal or in a log."""
+        """Start to show progress, on a terminal or in a log; note the foreign code that is there."""
+        self._recorder.note_foreign_code(_list_foreign_code(session.config))
         self._progress = Progress(session.config.pluginmanager.get_plugin("terminalreporter"))
 
     @pytest.hookimpl(tryfirst=True)
@@ -190,8 +205,9 @@ class Controller:
         self._recorder.start(ids)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object, error: object) -> None:
-        """End the run, with status 1, if a worker dies before it has collected its tests."""
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Note a worker's foreign code; end the run, with status 1, if it dies before it has collected its tests."""
+        self._recorder.note_foreign_code(getattr(node, "workeroutput", {}).get(FOREIGN_CODE, ()))
         if error and node not in self._ready:  # another worker would end the same way
             raise pytest.exit.Exception(show(f"a worker process could not start: {error}"), returncode=1)
 
@@ -204,6 +220,7 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Finish the results file, before any plugin can fail; the run's exit status follows from pytest's."""
         self._progress.end()
+        self._recorder.note_foreign_code(_list_foreign_code(session.config))
         session.exitstatus = self._recorder.finish(exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -95,9 +95,9 @@ def _note_lost_measuring(model: ModelResult, work: WorkResult) -> ModelResult:
 
 
 def _count(result: AnyJudged, work: WorkResult) -> AnyJudged:
-    """Return a row with what was done for it; nothing is known where its process could not say."""
+    """Return a row with what was done for it, beside what; nothing is known where its process could not say."""
     tally = next((message for message in work.messages if isinstance(message, Tally)), Tally())
-    return replace(result, lowerings=tally.lowerings, runs=tally.runs)
+    return replace(result, lowerings=tally.lowerings, runs=tally.runs, foreign_code=tally.foreign_code)
 
 
 def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[list[str], list[str]]:

@@ -77,6 +77,11 @@ class Recorder:
         self._total = 0
         self._all_pass = True
         self._peak_mib = 0.0
+        self._foreign_code = set(earlier.foreign_code)
+
+    def note_foreign_code(self, texts: Iterable[str]) -> None:
+        """Note the foreign code of one of pytest's processes; what is noted before `start` stands in the header."""
+        self._foreign_code.update(texts)
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Write the header, and what an earlier run has judged, once pytest's tests are known.
@@ -91,7 +96,9 @@ class Recorder:
         units = self._run.units
         header = self._run.make_header()
         sources = "" if self._earlier.is_of_other_sources else header.sources_sha256
-        self._header = replace(header, resumed=len(self._earlier.rows), sources_sha256=sources)
+        self._header = replace(
+            header, resumed=len(self._earlier.rows), sources_sha256=sources, foreign_code=sorted(self._foreign_code)
+        )
         self._writer.write(self._header)
         if self._run.waiver_file is not None:
             self._write(WAIVERS, self._run.waiver_bytes.decode())
@@ -158,6 +165,7 @@ class Recorder:
             problems=problems,
             notes=notes,
             peak_mib=round(max(self._peak_mib, self._earlier.peak_mib), 1),
+            foreign_code=sorted(self._foreign_code.difference(self._header.foreign_code)),
         )
         results = read_results(self._writer.path)
         self._lost.clear()

@@ -21,7 +21,7 @@ from reports.schema import Footer, Header, Judged, Measurement, Row
 from reports.text import spell_count
 from reports.verdicts import Outcome
 
-_MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed"})
+_MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed", "foreign_code"})
 """Header fields in which the two parts may differ."""
 
 
@@ -30,6 +30,7 @@ class Earlier:
     """What is taken from an earlier run: the rows of units that it has finished, by ID, and its footer, if it has one.
 
     ``path``: its file; None: there is no earlier run. ``is_of_other_sources``: they have changed since.
+    ``foreign_code``: what it names of all its processes.
     """
 
     path: Path | None = None
@@ -37,6 +38,7 @@ class Earlier:
     started: str = ""
     footer: Footer | None = None
     is_of_other_sources: bool = False
+    foreign_code: Collection[str] = ()
 
     @property
     def seconds(self) -> float:
@@ -75,6 +77,7 @@ def read_earlier(run: Run) -> Earlier:
         started=results.header.started,
         footer=results.footer,
         is_of_other_sources=results.header.sources_sha256 != header.sources_sha256,
+        foreign_code=results.foreign_code,
     )
 
 

@@ -103,6 +103,11 @@ class Run:
         own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
         return unit.id in own if isinstance(unit, Claim) else bool(own)
 
+    @property
+    def vendor_places(self) -> tuple[str, ...]:
+        """The files and folders that the backend's code comes from, as far as its process can tell."""
+        return (self.backend.description.sources or ()) if isinstance(self.backend, RemoteBackend) else ()
+
     def make_params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""
         units = (unit for unit in self.units.values() if isinstance(unit, kind) and unit.id not in self.done)

@@ -61,7 +61,8 @@ def main(folder: Path) -> None:
     empty = folder / "empty"
     empty.mkdir()
     suite = (programs / "pytest", "--pyargs", "conformance", "-n", "2")
-    run(*suite, "--backend=qnnpack", "--profile=quick", cwd=empty)
+    if "that the suite judged alone" in run(*suite, "--backend=qnnpack", "--profile=quick", cwd=empty):
+        raise SystemExit("the run names foreign code where nothing but the suite is installed")
     if strange := {path.name for path in empty.iterdir()} - {".pytest_cache", "build"}:
         raise SystemExit(f"the run left {', '.join(sorted(strange))} in an empty folder")
     door = programs / "fx-quant-conformance"

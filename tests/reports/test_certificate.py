@@ -99,6 +99,21 @@ def test_a_certificate_says_how_much_an_earlier_run_judged(runs: Any) -> None:
     assert predicate(target)["counts"]["resumed"] == 2 and problems(target) == []
 
 
+def test_foreign_code_is_stated_and_the_vendors_refused(runs: Any, capsys: Any) -> None:
+    target, rows = runs.directory / "certificate", [runs.check("c0"), runs.claim("c0", foreign_code=["tqdm 4"])]
+    own = [runs.check("c1"), runs.claim("c1", beside_own_code=True)]
+    assert main(["certify", str(source(runs, [*rows, *own], foreign_code=["xyz 1"])), "-o", str(target)]) == 0
+    assert predicate(target)["foreign_code"] == ["tqdm 4", "xyz 1"] and problems(target) == []
+    told = "beside it ran tqdm 4; xyz 1", "1 claim judged beside the vendor's own code"
+    assert capsys.readouterr().out.count("".join(f"NOT THE SUITE ALONE: {line}\n" for line in told)) == 1
+    assert main(["verify", str(target)]) == 0
+    assert capsys.readouterr().out.count("".join(f"NOT THE SUITE ALONE: {line}\n" for line in told)) == 1
+    for place in ({"foreign_code": ["the vendor's module npu (npu.py)"]}, {}):
+        row = runs.claim("c0", foreign_code=[] if place else ["the vendor's module npu (npu.py)"])
+        assert main(["certify", str(source(runs, [runs.check("c0"), row], **place)), "-o", str(target)]) == 1
+        assert "the vendor's module npu (npu.py) was loaded where claims are judged" in capsys.readouterr().err
+
+
 EDITS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a byte of the results": (lambda d: _replace(d / RESULTS, b"0.4996", b"0.4990"), f"{RESULTS}: the run is FAIL"),
     "a byte of the page": (lambda d: _replace(d / HTML, b"PASS", b"pass"), f"{HTML}: was changed: its sha256"),

@@ -130,6 +130,10 @@ def test_no_run_that_fails_says_that_no_claim_fails(runs: Any, made: Any, verdic
             {"profile": "full", "claims_in_config": 1, "resumed": 1},
             "anything new of 1 claims and models: an earlier run judged them (--resume)",
         ),
+        (
+            {"profile": "full", "claims_in_config": 1, "foreign_code": ["conftest.py of /npu", "tqdm 4.70.1"]},
+            "that the suite judged alone: beside it ran conftest.py of /npu; tqdm 4.70.1",
+        ),
     ],
 )
 def test_what_was_not_tried_is_listed(runs: Any, made: Any, header: dict[str, Any], line: str | None) -> None:

@@ -58,6 +58,11 @@ def test_the_merged_file_counts_what_earlier_runs_judged(runs: Any) -> None:
     assert merge(paths, runs.directory / "all.jsonl").header.resumed == 6
 
 
+def test_the_merged_file_names_all_foreign_code(runs: Any) -> None:
+    paths = [shard(runs, place, 3, foreign_code=[f"tqdm {place}"]) for place in (2, 1)] + [shard(runs, 3, 3)]
+    assert merge(paths, runs.directory / "all.jsonl").header.foreign_code == ["tqdm 1", "tqdm 2"]
+
+
 def test_shards_together_are_the_whole(runs: Any) -> None:
     whole = runs.results([row for number in range(12) for row in claim(runs, number)], **WHOLE)
     merged = merge(shards(runs)[::-1], runs.directory / "all.jsonl")

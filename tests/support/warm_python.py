@@ -2,7 +2,7 @@
 
 `multiprocessing`'s fork server imports torch, pytest and the suite once in a new interpreter (`preloaded`); each
 command runs in a fork of it. A command finds what it would find in a new interpreter (arguments, folder, environment,
-streams, exit status), but for modules that are imported already.
+streams, exit status), but for modules that are imported already: those of the tests are taken away.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _be_python(words: Sequence[str], cwd: Path, environment: Mapping[str, str], 
     installed = [path for path in sys.path if Path(path).is_relative_to(sys.base_prefix) or "site-packages" in path]
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
     sys.orig_argv[:] = [sys.executable, *words]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
     if words[:2] == ("-W", "ignore"):
         warnings.simplefilter("ignore")
         words = words[2:]

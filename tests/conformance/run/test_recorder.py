@@ -10,10 +10,13 @@ from typing import Any, cast
 import pytest
 
 from conformance.machine.isolation import Ending
-from conformance.machine.messages import Begin
+from conformance.machine.messages import Begin, Tally
+from conformance.run.recorder import Recorder
+from conformance.run.resume import Earlier
+from reports.results import read_results
 from reports.schema import Measurement, Waiver, evidence
 from reports.verdicts import Outcome, Verdict
-from tests.conformance.support.made_up_runs import PASS, STAGES, Session, check, model, waiver, work
+from tests.conformance.support.made_up_runs import PASS, STAGES, Session, check, checks, model, waiver, work
 
 
 @pytest.fixture
@@ -49,6 +52,20 @@ def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Sessi
     later = [check(c, stage, Verdict.REFUTED, "skip", message="not reached") for stage in STAGES[1:]]
     run.ended(c, work(check(c, STAGES[0], Verdict.REFUTED, "fail", message="the cause"), *later))
     assert run.finish()[1].claims[0].reason == "the cause"
+
+
+def test_foreign_code_is_in_the_header_or_was_met_later(tmp_path: Path) -> None:
+    run = Session(tmp_path, ["a"])
+    run.recorder.note_foreign_code(["late 1"])
+    run.ended(run.claims[0], work(*checks(run.claims[0]), Tally(foreign_code=["of the judge 1"])))
+    results = run.finish()[1]
+    assert results.footer and (results.header.foreign_code, results.footer.foreign_code) == ([], ["late 1"])
+    assert results.claims[0].foreign_code == ["of the judge 1"]
+    again = Recorder(run.run, Earlier(foreign_code=results.foreign_code))
+    again.note_foreign_code(["xyz 1"])
+    again.start(run.node(unit) for unit in run.run.units.values())
+    again.finish(1)
+    assert read_results(run.path).header.foreign_code == ["late 1", "of the judge 1", "xyz 1"]
 
 
 def test_an_infinite_distance_is_the_largest(session: Callable[..., Session]) -> None:
