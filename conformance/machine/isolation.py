@@ -1,7 +1,7 @@
 """Isolation: a backend's code runs in forked children, so that a crash or a hang costs its own claim and nothing else.
 
-A child receives pieces of work over one pipe and streams their messages over another, one line each; the parent waits
-with a limit. A child may do several pieces of work, one after another, while all goes well: a fork costs more than many
+A child receives pieces of work over a socket and streams their messages back, one line each; the parent waits with a
+limit. A child may do several pieces of work, one after another, while all goes well: a fork costs more than many
 a claim, mainly for the pages that parent and child no longer share. Work that a used child does not complete is done
 again in a new one, and only that counts: no claim is blamed for a death that another caused.
 (docs/architecture.md, "Isolation")
@@ -212,9 +212,10 @@ _KINDS = {**MESSAGES, _End.kind: _End}
 class _Child(Generic[Work]):
     """A forked child, seen from its parent.
 
-    It is a `multiprocessing` process. Its messages come as lines over a plain pipe, as a `Connection` would wait for
-    the rest of a message that a death or a hang has cut. A process that it has started may hold its pipes open, so that
-    neither these nor the sentinel show its death; so its exit status is polled.
+    It is a `multiprocessing` process. The channel is a pair of sockets: another process could open a pipe through
+    /proc, and write messages there. They come as plain lines, as a `Connection` would wait for the rest of a message
+    that a death or a hang has cut. A process that it has started may hold its end open, so that neither this nor the
+    sentinel shows its death; so its exit status is polled.
     """
 
     def __init__(
@@ -222,18 +223,15 @@ class _Child(Generic[Work]):
         helper_files: Sequence[int],
     ) -> None:  # fmt: skip
         context = get_context("fork")
-        work_in, self._work_out = context.Pipe(duplex=False)
-        self._lines_in, lines_out = os.pipe()
+        self._channel, theirs = context.Pipe()
         self.served = 0
         self._limit = limit
         self._grace = grace
         self._output = output
-        parents = (self._work_out, self._lines_in)
-        arguments = (serve, limit + grace, work_in, lines_out, parents, output.fileno(), is_guarded, helper_files)
+        arguments = (serve, limit + grace, theirs, self._channel, output.fileno(), is_guarded, helper_files)
         self._process = context.Process(target=_live, args=arguments, daemon=True)
         self._process.start()
-        work_in.close()
-        os.close(lines_out)
+        theirs.close()
 
     def run(self, work: Work) -> WorkResult:
         """Have a piece of work done; after any ending but DONE the child is of no more use."""
@@ -242,13 +240,13 @@ class _Child(Generic[Work]):
         started = time.monotonic()
         messages: list[Message] = []
         try:
-            with contextlib.suppress(BrokenPipeError):  # it died since its last answer: it will not answer now
-                self._work_out.send(work)
-            for line in self._read_lines(started + self._limit + self._grace):
-                message = decode(loads(line), _KINDS)
-                if isinstance(message, _End):
-                    return _make_result(messages, message, started)
-                messages.append(message)
+            with contextlib.suppress(ConnectionError):  # it died before it has read the work: it will not answer now
+                self._channel.send(work)
+                for line in self._read_lines(started + self._limit + self._grace):
+                    message = decode(loads(line), _KINDS)
+                    if isinstance(message, _End):
+                        return _make_result(messages, message, started)
+                    messages.append(message)
             end = self._make_end(Ending.DIED, self._describe_death())
         except TimeoutError:
             self._dump_stack()
@@ -264,8 +262,7 @@ class _Child(Generic[Work]):
             os.killpg(self._pid, signal.SIGKILL)
         self._process.join()
         self._process.close()
-        self._work_out.close()
-        os.close(self._lines_in)
+        self._channel.close()
 
     @property
     def group(self) -> int:
@@ -284,10 +281,10 @@ class _Child(Generic[Work]):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            if not wait([self._lines_in], min(left, _POLL)):
-                if self._has_exited() and not wait([self._lines_in], 0):
+            if not wait([self._channel], min(left, _POLL)):
+                if self._has_exited() and not wait([self._channel], 0):
                     return
-            elif data := os.read(self._lines_in, 1 << 16):
+            elif data := os.read(self._channel.fileno(), 1 << 16):
                 *lines, incomplete = (incomplete + data).split(b"\n")
                 yield from (line.decode(errors="replace") for line in lines)
             else:
@@ -325,25 +322,24 @@ class _Child(Generic[Work]):
 
 
 def _live(
-    serve: Serve[Work], limit: float, work_in: Connection, lines: int, parents: tuple[Connection, int], output: int,
-    is_guarded: bool, helper_files: Sequence[int],
+    serve: Serve[Work], limit: float, channel: Connection, parents: Connection, output: int, is_guarded: bool,
+    helper_files: Sequence[int],
 ) -> NoReturn:  # fmt: skip
     """Be the child: do all work that comes, and never return into the parent's code."""
     status = 1
     try:
         current_process().daemon = False  # the backend may have children
-        parents[0].close()
-        os.close(parents[1])
+        parents.close()
         settle(output)
         if is_guarded:
-            leave_files(work_in.fileno(), lines, output, *helper_files)
+            leave_files(channel.fileno(), output, *helper_files)
             stand_guard()
-        with open(lines, "w", buffering=1, encoding="utf-8") as answers:
+        with open(channel.fileno(), "w", buffering=1, encoding="utf-8", closefd=False) as answers:
 
             def send(line: str) -> None:
                 answers.write(f"{line}\n")
 
-            for work in _receive(work_in):
+            for work in _receive(channel):
                 signal.alarm(int(limit) + SPARE)
                 send(line_of(_do(serve, work, send)))
                 signal.alarm(0)
@@ -355,11 +351,11 @@ def _live(
         os._exit(status & 0xFF)
 
 
-def _receive(work_in: Connection) -> Iterator[Any]:
+def _receive(channel: Connection) -> Iterator[Any]:
     """Yield pieces of work until the parent closes its end."""
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            yield work_in.recv()
+            yield channel.recv()
 
 
 def _do(serve: Serve[Work], work: Work, send: Callable[[str], object]) -> _End:

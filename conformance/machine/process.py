@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import IO, Protocol
 
 PATIENCE = 1.0
-"""Seconds in which a process that was asked to end, or has closed its pipe, is expected to exit."""
+"""Seconds in which a process that was asked to end, or has closed its channel, is expected to exit."""
 SPARE = 10
 """Seconds after the limit at which a process that nobody waits for ends itself."""
 MOST_OUTPUT = 1 << 20
@@ -78,8 +78,8 @@ def _leave_logs() -> None:
 def leave_files(*kept: int) -> None:
     """Put the null device in the place of all files but the standard ones and ``kept``.
 
-    What the parent has open is nothing that a vendor's code may write to: results, other processes' pipes. The numbers
-    stay taken, for objects of the parent's may still close them.
+    What the parent has open is nothing that a vendor's code may write to: results, other processes' channels. The
+    numbers stay taken, for objects of the parent's may still close them.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3, MOST_FILES):
@@ -127,7 +127,7 @@ def freeze_memory() -> None:
 def describe_exit(status: int | None) -> str:
     """Say how a process ended. ``status``: its exit status; negative: the signal; None: it is not known to have."""
     if status is None:
-        return "the process closed its pipe to the suite"
+        return "the process closed its channel to the suite"
     if status >= 0:
         return f"the process exited with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

@@ -16,6 +16,7 @@ import pytest
 from conformance.machine import isolation as module
 from conformance.machine import process
 from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult
+from conformance.machine.messages import to_line
 from conformance.machine.process import own_peak_mib
 from reports.schema import Measurement
 from tests.conformance.support.endings import WAYS, message, said
@@ -143,12 +144,12 @@ def test_a_hang_ends_at_the_limit_with_all_that_it_started_and_tells_where(forke
     assert isolation.run("nothing").ending is Ending.DONE
 
 
-def test_a_child_that_closes_its_pipe_is_not_waited_for(
+def test_a_child_that_closes_its_channel_is_not_waited_for(
     forked: Callable[..., Forked[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     result = forked().run("close")
-    assert (result.ending, result.message) == (Ending.DIED, "the process closed its pipe to the suite")
+    assert (result.ending, result.message) == (Ending.DIED, "the process closed its channel to the suite")
 
 
 @pytest.mark.parametrize("way", ["stop", "close and ignore"])
@@ -313,6 +314,31 @@ def test_messages_of_any_size_come_whole() -> None:
     isolation: Forked[str] = Forked(lambda name: iter(messages), limit=10, share=1)
     assert list(isolation.run("").messages) == messages
     isolation.close()
+
+
+FORGER = """
+import contextlib, os, sys
+pid, line, *others = sys.argv[1:]
+for place in (f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")):
+    if os.readlink(place).startswith(("pipe:", "socket:")) and os.readlink(place) not in others:
+        with contextlib.suppress(OSError):
+            os.write(os.open(place, os.O_WRONLY | os.O_NONBLOCK), line.encode())
+"""
+"""Opens the pipes and sockets of a process anew, but for ``others``, and writes a line to each."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no /proc/PID/fd")
+def test_no_other_process_opens_the_channel_of_a_child_and_writes_messages_there() -> None:
+    numbers = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    inherited = [os.readlink(number) for number in numbers if os.path.islink(number)]
+
+    def serve_beside_forger(name: str) -> Iterator[Measurement]:
+        line = to_line(message(told="forged")) + "\n"
+        subprocess.run([sys.executable, "-c", FORGER, str(os.getpid()), line, *inherited], check=True)
+        yield message(told="its own")
+
+    with closing(Forked(serve_beside_forger, limit=60, share=1)) as isolation:
+        assert said(isolation.run("")) == [{"told": "its own"}]
 
 
 class Restarted:

@@ -26,13 +26,13 @@ def said(result: WorkResult) -> list[dict[str, Scalar]]:
     return [each.values for each in result.messages if isinstance(each, Measurement)]
 
 
-def message_pipe() -> int:
-    """The descriptor of the pipe that this child's messages go to, as a stray write of a backend might hit it."""
+def message_channel() -> int:
+    """The descriptor that this child's messages go to, as a stray write of a backend might hit it."""
     frame = sys._getframe()
     while frame.f_code.co_name != "_live":
         assert frame.f_back is not None, "called in a child"
         frame = frame.f_back
-    return int(frame.f_locals["lines"])
+    return int(frame.f_locals["channel"].fileno())
 
 
 def leave_a_process() -> None:
@@ -44,7 +44,7 @@ def hang_with_a_process() -> None:
     ctypes.CDLL(None).pause()
 
 
-def die_with_a_fork_that_holds_the_pipe() -> None:
+def die_with_a_fork_that_holds_the_channel() -> None:
     if os.fork() == 0:
         time.sleep(600)
     os.abort()
@@ -69,7 +69,7 @@ def close_everything() -> None:
 
 
 def close_all_but_the_messages_and_ignore() -> None:
-    messages = message_pipe()
+    messages = message_channel()
     os.closerange(3, messages)
     os.closerange(messages + 1, 256)
     signal.signal(signal.SIGABRT, signal.SIG_IGN)
@@ -104,13 +104,13 @@ WAYS: dict[str, Callable[[], object]] = {
     "close and ignore": close_all_but_the_messages_and_ignore,
     "hang with a process": hang_with_a_process,
     "leave a process": leave_a_process,
-    "fork and die": die_with_a_fork_that_holds_the_pipe,
+    "fork and die": die_with_a_fork_that_holds_the_channel,
     "print": print_without_end,
     "close": close_everything,
     "shout": shout,
     "start processes": start_processes,
-    "garbage without text": lambda: os.write(message_pipe(), b"\xff\xfe\x00\n"),
-    "garbage too deep to read": lambda: os.write(message_pipe(), b"[" * 60000 + b"\n"),
-    "a row of no kind": lambda: os.write(message_pipe(), b'{"kind": "npu"}\n'),
+    "garbage without text": lambda: os.write(message_channel(), b"\xff\xfe\x00\n"),
+    "garbage too deep to read": lambda: os.write(message_channel(), b"[" * 60000 + b"\n"),
+    "a row of no kind": lambda: os.write(message_channel(), b'{"kind": "npu"}\n'),
     "nothing": lambda: None,
 }
