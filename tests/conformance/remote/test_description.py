@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ import torch
 from torch import nn
 
 from backends.base import Capabilities, Requantize, RoundingMode
-from backends.discovery import find_backend
+from backends.discovery import find_attribute, find_backend
 from conformance.claims.claim import config_digest, enumerate_claims
 from conformance.claims.pattern_plan import is_taken
 from conformance.claims.preparation import OWN_OF_THE_SUITE
-from conformance.remote.config_data import config_from_data, config_to_data, has_own_code
+from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
 from conformance.remote.description import Description, DescriptionError, describe, read_description
 from refimpl import BackendConfig, BackendPatternConfig, MinMaxObserver, QConfig
+from refimpl.fusers import sequential
 from tests.conformance.support.fake_backends.fakes import INT8, Good
 
 
@@ -81,19 +84,63 @@ def test_the_vendors_own_code_is_a_stand_in_that_cannot_run() -> None:
             call(False)  # type: ignore[misc,operator]
 
 
+EVIL = "evil_vendor:VALUE"
+"""What a helper of the suite would import by its name."""
+
+
 @pytest.mark.parametrize(
-    "function", [partial(torch.load, "file"), partial(print, "x"), lambda *_: None], ids=["load", "print", "lambda"]
-)
-def test_no_function_is_called_with_arguments_of_the_vendors_choice(function: Callable[..., Any]) -> None:
-    """A config could otherwise name any function of torch, and have the judge call it."""
+    "function",
+    [partial(find_attribute, EVIL), find_attribute, partial(torch.load, "file"), torch.load, partial(print, "x"), exec,
+     sequential(eval), lambda *_: None],
+)  # fmt: skip
+def test_of_a_configs_functions_the_judge_calls_only_what_a_list_names(
+    function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config could otherwise name any function of torch or the suite: one imports the vendor's code in the judge."""
+    (tmp_path / "evil_vendor.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(INT8).set_fuser_method(function)
+    entry._set_root_node_getter(function)._set_extra_inputs_getter(function)
+    (back,) = config_from_data(config_to_data(BackendConfig("sly").set_backend_pattern_config(entry))).configs
+    for called in (back.fuser_method, back._root_node_getter, back._extra_inputs_getter):
+        assert called is not None
+        with pytest.raises(RuntimeError, match="is the vendor's code, which this process has not imported"):
+            called("a node")
+        assert has_own_code((called,)) and "evil_vendor" not in sys.modules
+
+
+def forge(name: str, *arguments: Any) -> dict[str, Any]:
+    function = {"name": ["function", name]}
+    return {"call": [function, {"list": list(arguments)}, {"dict": []}]} if arguments else function
+
+
+FORGED = {
+    "a function of the suite": forge("backends.discovery.find_attribute"),
+    "its call": forge("backends.discovery.find_attribute", EVIL),
+    "a call of an op": forge("torch.load", "file"),
+    "a call that calls": forge("refimpl.fusers.assemble", forge("torch.load")),
+    "a function of another module": forge("torch.os.system"),
+    "a module": forge("torch.nn.functional"),
+    "a class of no module": {"name": ["class", "nn.Parameter"]},
+    "an op that is none": {"name": ["class", "nn.Linen"]},
+}
+
+
+@pytest.mark.parametrize("value", FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize(
+    "place", ["pattern", "fuser_method", "root_node_getter", "extra_inputs_getter", "fused_module"]
+)
+def test_what_data_may_not_name_is_not_found(place: str, value: dict[str, Any]) -> None:
+    """The vendor's process may send what it likes."""
+    entry = BackendPatternConfig(nn.Linear).add_dtype_config(INT8)
     data = config_to_data(BackendConfig("sly").set_backend_pattern_config(entry))
+    entries = dict(data["dict"])["configs"]["list"]
+    entries[0]["dict"].append([place, value])
     try:
         (back,) = config_from_data(data).configs
-    except Exception as error:
-        assert "takes no arguments from a config" in str(error)
-    else:
-        assert has_own_code((back.fuser_method,))
+    except ConfigDataError:
+        return
+    assert has_own_code(getattr(back, place, None) or getattr(back, f"_{place}"))
 
 
 class Shifting(Good):
