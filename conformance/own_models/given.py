@@ -20,6 +20,7 @@ from backends.discovery import BackendNotFound, describe_error, find_attribute, 
 from conformance.claims.inputs import Batch
 from conformance.own_models import sets
 from refimpl import QConfigMapping
+from refimpl.fusers import find_computed
 
 GROUP = "fx_quant_conformance.models"
 """The entry-point group of models."""
@@ -127,8 +128,17 @@ def _is_batch(value: object) -> bool:
 
 
 def check_runs(given: GivenModel) -> None:
-    """Raise ModelSpecError if the float model does not run on its own inputs, or computes what is not float32."""
-    model = copy.deepcopy(given.model).eval()
+    """Raise ModelSpecError if the float model does not run on its own inputs, or computes what is not float32.
+
+    Weights that hooks have computed lose their gradients, with which torch copies none.
+    """
+    for module in given.model.modules():
+        for name in find_computed(module):
+            setattr(module, name, getattr(module, name).detach())
+    try:
+        model = copy.deepcopy(given.model).eval()
+    except Exception as error:
+        raise ModelSpecError(f"the model cannot be copied: {describe_error(error)}") from error
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         _check_floats(f"the model's {name}", value)
     for batch in (given.example_inputs, *given.calibration):
@@ -146,6 +156,8 @@ def check_runs(given: GivenModel) -> None:
 
 
 def _check_floats(name: str, value: Tensor) -> None:
+    if value.is_quantized or value.layout is not torch.strided:
+        raise ModelSpecError(f"{name} is a tensor of layout {value.layout} and dtype {value.dtype}, not a plain one")
     if value.is_floating_point() and value.dtype is not torch.float32:
         raise ModelSpecError(f"{name} is {value.dtype}; the flow quantizes float32")
     if not value.isfinite().all():

@@ -34,10 +34,6 @@ MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
 
-class NoAnswer(Exception):
-    """Nobody was asked: no fault of the backend; the message says why."""
-
-
 def spell_trace(error: Exception) -> str:
     """Return the last frames of an error's traceback, where the backend's code raised it."""
     if isinstance(error, RemoteError):

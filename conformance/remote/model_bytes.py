@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from refimpl.graph_modules import FlowModule
+from backends.discovery import describe_error
+from conformance.remote.wire import NoAnswer
+from refimpl.graph_modules import FlowModule, can_be_saved
 
 _STACK = "nn_module_stack"
 """What a node's meta says of where the node comes from; backends name ops by it."""
@@ -42,21 +44,30 @@ def load_model(data: bytes) -> tuple[GraphModule, tuple[Any, ...]]:
 
 
 def dump_object(value: object) -> bytes:
-    """Return models, and tensors, of any nesting as bytes."""
+    """Return models, and tensors, of any nesting as bytes. Raises NoAnswer for what has no name elsewhere."""
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    try:
+        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception as error:  # whatever a user's objects raise
+        text = "the model cannot be sent to the backend's process, which finds classes and functions by name"
+        raise NoAnswer(f"{text}: {describe_error(error)}") from error
     return buffer.getvalue()
 
 
 def load_object(data: bytes) -> Any:
-    """Return what the judge's bytes hold."""
-    return pickle.loads(data)
+    """Return what the judge's bytes hold. Raises NoAnswer if this process does not find a part of it."""
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever a user's module raises as it is imported
+        raise NoAnswer(f"the backend's process cannot read the model: {describe_error(error)}") from error
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, GraphModule):
             return _load_graph_module, _take_apart(value)
+        if isinstance(value, nn.Module) and not can_be_saved(type(value)):
+            raise pickle.PicklingError(f"{type(value)} is made while running")
         if isinstance(value, Tensor):
             return _reduce_tensor(value)
         if isinstance(value, torch._ops.OpOverload):
@@ -142,8 +153,12 @@ def _take_apart(model: GraphModule) -> tuple[Any, ...]:
 
 def _strip_stack(stack: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
     """Return a node's stack of modules, with nn.Module for classes that are neither torch's nor refimpl's."""
-    kinds = {key: (path, kind, getattr(kind, "__module__", "")) for key, (path, kind) in stack.items()}
-    return {key: (path, kind if home.startswith(_KNOWN) else nn.Module) for key, (path, kind, home) in kinds.items()}
+    return {key: (path, kind if _is_known(kind) else nn.Module) for key, (path, kind) in stack.items()}
+
+
+def _is_known(kind: Any) -> bool:
+    """Tell whether a class is torch's or refimpl's, and none that torch makes of a layer with a parametrization."""
+    return getattr(kind, "__module__", "").startswith(_KNOWN) and can_be_saved(kind)
 
 
 _MADE_ANEW = frozenset({"_graph", "_code", "_tracer_cls", "_lineno_map", "_prologue_start"})

@@ -41,7 +41,7 @@ from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
 from conformance.remote.model_bytes import load_model, load_object
 from conformance.remote.sources import SourcesError, list_sources
-from conformance.remote.wire import Frame, memory_of, pack, receive_frame, send_frame, unpack
+from conformance.remote.wire import Frame, NoAnswer, memory_of, pack, receive_frame, send_frame, unpack
 
 _POLL = 0.005
 
@@ -180,7 +180,10 @@ def _live(channel: socket.socket, backend: Backend, output: int, limit: int) -> 
         worker = _Worker(backend)
         while (request := receive_frame(channel)) is not None:
             signal.alarm(limit + SPARE)
-            send_frame(channel, worker.answer(request))
+            try:
+                send_frame(channel, worker.answer(request))
+            except NoAnswer as error:
+                send_frame(channel, Frame(head={"unread": str(error)}))
             signal.alarm(0)
         status = 0
     except SystemExit as leaving:
@@ -211,6 +214,8 @@ class _Worker:
             self._models.pop(number, None)
         try:
             answer = self._actions[request.head["do"]](request)
+        except NoAnswer as error:
+            answer = Frame(head={"unread": str(error)})
         except Exception as error:
             answer = Frame(head={"raised": _describe_raised(error)})
         answer.head["peak_mib"] = own_peak_mib()

@@ -27,6 +27,10 @@ class WireError(Exception):
     """What came over the wire is no frame, or not what was asked for."""
 
 
+class NoAnswer(Exception):
+    """Nobody was asked, or what was asked or answered cannot be sent or read: no fault of the backend, and why."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """A message: ``head`` is plain data, ``pieces`` are bytes that it refers to by number."""
@@ -36,10 +40,12 @@ class Frame:
 
 
 def send_frame(channel: socket.socket, frame: Frame) -> None:
-    """Send a frame. Raises OSError if the other end is gone."""
-    head = {**frame.head, "sizes": [len(piece) for piece in frame.pieces]}
-    text = json.dumps(head).encode()
-    channel.sendall(b"".join([_HEAD.pack(len(text), sum(head["sizes"])), text, *frame.pieces]))
+    """Send a frame. Raises OSError if the other end is gone, NoAnswer for what that would not read."""
+    sizes = [len(piece) for piece in frame.pieces]
+    text = json.dumps({**frame.head, "sizes": sizes}).encode()
+    if (size := len(text) + sum(sizes)) > MOST_BYTES:
+        raise NoAnswer(f"a message of {size} bytes, to the backend's process or from it; at most {MOST_BYTES} are sent")
+    channel.sendall(b"".join([_HEAD.pack(len(text), sum(sizes)), text, *frame.pieces]))
 
 
 def receive_frame(channel: socket.socket) -> Frame | None:
@@ -86,6 +92,8 @@ def pack(value: Any, pieces: list[bytes]) -> Any:
         return _pack_tensor(value.detach(), pieces)
     if type(value) in (tuple, list):
         return {type(value).__name__: [pack(item, pieces) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[str(key), pack(item, pieces)] for key, item in value.items()]}
     return {"other": type(value).__name__}
 
 
@@ -117,6 +125,8 @@ def _unpack(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -> Any:
         ((name, items),) = data.items()
         values = [_unpack(item, pieces) for item in items]
         return tuple(values) if name == "tuple" else values
+    if "dict" in data:
+        return {str(key): _unpack(item, pieces) for key, item in data["dict"]}
     return _stand_in(str(data["other"])) if "other" in data else _unpack_tensor(data, pieces)
 
 

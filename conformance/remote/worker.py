@@ -21,7 +21,7 @@ from conformance.machine.messages import Tally
 from conformance.machine.process import MOST_OUTPUT, PATIENCE, describe_exit, note_peak_mib, read_output
 from conformance.remote.host import Host, HostError
 from conformance.remote.model_bytes import dump_object
-from conformance.remote.wire import Frame, WireError, receive_frame, send_frame
+from conformance.remote.wire import Frame, NoAnswer, WireError, receive_frame, send_frame
 
 _POLL = 0.5
 """Seconds between two looks at how much a process has printed."""
@@ -77,7 +77,7 @@ class RemoteWorker:
             self.lose(f"the process sent no readings of annotations: {error}")
 
     def ask(self, request: Frame) -> Frame:
-        """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""
+        """Send a request and return the answer. Raises what the backend's code raised, NoAnswer, or LostProcess."""
         request.head["drop"], self.dropped[:] = list(self.dropped), []
         self._tally.lowerings += request.head["do"] in LOWERS
         try:
@@ -95,6 +95,8 @@ class RemoteWorker:
             self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
         note_peak_mib(float(answer.head.get("peak_mib", 0.0)))
         self._tally.runs += count_runs(request, answer)
+        if "unread" in answer.head:
+            raise NoAnswer(str(answer.head["unread"]))
         if "raised" in answer.head:
             raise make_error(answer.head["raised"])
         return answer

@@ -21,11 +21,11 @@ from conformance.claims.pattern_plan import is_norm
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
-from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.client import RemoteBackend
 from conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import find_edge_fault, make_edges
 from conformance.stages.bench import Bench
-from conformance.stages.state import ClaimState
+from conformance.stages.state import ClaimState, make_backend_error
 from refimpl import ObservationType
 from reports.schema import Where
 from reports.verdicts import Verdict
@@ -97,8 +97,7 @@ def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) ->
     except Exception as error:
         if type(error).__name__ == QuantizerNotFound.__name__:  # here, or in the backend's process
             raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=str(error))) from error
-        text, shown = f"quantizer() raised {type(error).__name__}: {error}", {"traceback": spell_trace(error)}
-        raise FaultFound(Fault(rule="LOW-01", message=text, evidence=shown)) from error
+        raise make_backend_error("quantizer()", error) from error
     if found is None:
         text = f"the backend gives no Quantizer for {request}"
         raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=text))

@@ -11,8 +11,7 @@ from conformance.machine.guard import guard
 from conformance.remote.client import ElsewhereModel
 from conformance.stages.bench import Bench
 from conformance.stages.float_ops import explain_float
-from conformance.stages.lower import make_backend_error
-from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel
+from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel, make_backend_error
 from reports.verdicts import Verdict
 
 

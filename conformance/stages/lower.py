@@ -18,12 +18,11 @@ from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend, spell_trace
+from conformance.remote.client import ElsewhereModel, RemoteBackend
 from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
-from conformance.stages.state import CaseState, ClaimState, LoweredModel
+from conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
 from reports.schema import Where
-from reports.verdicts import Verdict
 
 Lowering = Callable[[Backend, GraphModule, Batch], LoweredModel]
 """Has a backend lower a reference model."""
@@ -56,8 +55,6 @@ def lower(
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise FaultFound(Fault(rule="LOW-01", message=text)) from error
-    except NoAnswer as error:
-        raise leave_open(error) from error
     except Exception as error:
         raise make_backend_error("lower", error) from error
     if not callable(lowered):
@@ -105,8 +102,6 @@ def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Seque
     for where in places:
         try:
             output = next(outputs)
-        except NoAnswer as error:
-            raise leave_open(error) from error
         except Exception as error:
             raise make_backend_error(f"running {where},", error) from error
         yield output
@@ -142,14 +137,3 @@ def _copy(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.detach().cpu().clone()
     return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output
-
-
-def make_backend_error(where: str, error: Exception) -> FaultFound:
-    """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)"""
-    shown = {"traceback": spell_trace(error)}
-    return FaultFound(Fault(rule="LOW-01", message=f"{where} raised {type(error).__name__}: {error}", evidence=shown))
-
-
-def leave_open(error: NoAnswer) -> FaultFound:
-    """Return what leaves a case open: a device has handed in nothing."""
-    return FaultFound(Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=str(error)))

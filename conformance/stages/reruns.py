@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault, FaultFound
+from conformance.machine.fault import Fault
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import ElsewhereModel, NoAnswer, spell_trace
+from conformance.remote.client import ElsewhereModel, spell_trace
+from conformance.remote.wire import NoAnswer
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.meaning import tensors_of
-from conformance.stages.state import FirstRun, LoweredModel
+from conformance.stages.state import FirstRun, LoweredModel, make_backend_error
 from reports.schema import Where
-from reports.verdicts import Verdict
 
 Run = Callable[[], list[Tensor]]
 """Runs a lowered model; returns its output tensors."""
@@ -179,7 +179,7 @@ class RepeatRun:
             expected = expected or (self.expected if plain is None else self.run(plain))
             actual = run()
         except NoAnswer as error:
-            raise FaultFound(Fault(rule="NUM-07", verdict=Verdict.UNEXERCISED, message=str(error))) from error
+            raise make_backend_error(change, error) from error
         except Exception as error:
             text = f"{where}: raised {type(error).__name__}: {error}; the float model takes such inputs"
             yield Fault(

@@ -25,7 +25,8 @@ from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import RemoteBackend
+from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.wire import NoAnswer
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
 from refimpl import ConfigError, RefimplError
@@ -146,6 +147,17 @@ def stages_of(backend: Backend) -> tuple[str, ...]:
     """Return the stages of a backend's claims, in order."""
     has_all = gives_quantizer(backend)
     return STAGES if has_all else tuple(stage for stage in STAGES if stage not in OF_A_QUANTIZER)
+
+
+def make_backend_error(where: str, error: Exception) -> FaultFound:
+    """Return the fault of a backend's code that raises: what the config claims, the backend must do. (LOW-01)
+
+    Where it was not asked, nothing is known.
+    """
+    if isinstance(error, NoAnswer):
+        return FaultFound(Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=str(error)))
+    shown = {"traceback": spell_trace(error)}
+    return FaultFound(Fault(rule="LOW-01", message=f"{where} raised {type(error).__name__}: {error}", evidence=shown))
 
 
 @guard("flow")

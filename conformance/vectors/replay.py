@@ -22,8 +22,9 @@ from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import ElsewhereModel, NoAnswer, RemoteBackend
+from conformance.remote.client import ElsewhereModel, RemoteBackend
 from conformance.remote.description import Description
+from conformance.remote.wire import NoAnswer
 from conformance.remote.worker import RemoteError
 from conformance.vectors.bundle import Bundle, BundleError
 from conformance.vectors.files import spell_json, unpack_arrays

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
@@ -124,7 +125,11 @@ def _compare_batches(
     grids = tuple(placeholder_grids(model))
     places = [Where(input=f"batch {number}") for number in range(len(batches))]
     outputs = list(run_all(lowered, places, batches))
+    is_structure = not isinstance(model.graph.output_node().args[0], Node)
     for where, batch, output in zip(places, batches, outputs, strict=True):
+        if is_structure:  # such as a dict
+            leaves = tree_leaves(output)
+            output = leaves[0] if len(leaves) == 1 else leaves
         yield from compare_all(where, walk.exact(batch), output, grids, moves_only=moves_only)
     repeated = run_lowered(lowered, places[0], batches[0])
     fault = compare_outputs(places[0], REPETITION, outputs[0], repeated)

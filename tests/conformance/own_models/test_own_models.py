@@ -40,13 +40,17 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 HOLD = (
     "spoils", "rows", "unknown", "partly", "narrow", "table", "shifting", "generated",
-    "evaluation_fails", "evaluation_of_no_mapping",
+    "evaluation_fails", "evaluation_of_no_mapping", "normed", "by_name", "list_of_one",
 )  # fmt: skip
 WRONG = {
     "nets:branching": "at nets.py:",
     "nets:misfit": "the float model does not run on the inputs that come with it: RuntimeError: ",
     "nets:infinite": "the model's first.weight is not finite",
     "nets:double": "the model's first.weight is torch.float64; the flow quantizes float32",
+    "nets:watched": "the model cannot be sent to the backend's process, which finds classes and functions by name: ",
+    "nets:partly_normed": "<class 'torch.nn.utils.parametrize.ParametrizedLinear'> is made while running",
+    "nets:locked": "the model cannot be copied: TypeError: cannot pickle '_thread.lock' object",
+    "nets:sparse": "an input is a tensor of layout torch.sparse_coo and dtype torch.float32, not a plain one",
     "nets:raises": "--model=nets:raises: the function raised RuntimeError: no weights here",
 }
 """What is wrong with a model, and what is said of it."""
@@ -151,6 +155,12 @@ def test_a_pattern_of_constants_is_judged_too(many: Ran) -> None:
     assert row.statistics is not None
     verdicts = [(layer.pattern, layer.verdict) for layer in row.statistics.layers]
     assert sorted(verdicts) == [(name, Verdict.VERIFIED) for name in ("nn.Linear", "nn.Linear", "operator.add")]
+
+
+@pytest.mark.parametrize("name", ["normed", "by_name", "list_of_one"])
+def test_computed_weights_and_the_form_of_outputs_reach_the_backend(many: Ran, name: str) -> None:
+    row = find_model(many, f"nets:{name}")
+    assert row.verdict is Verdict.VERIFIED, row.reason
 
 
 @pytest.fixture

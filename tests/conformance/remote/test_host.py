@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
-from backends.base import Execution, UnsupportedPattern
+from backends.base import Execution, QuantizerRequest, UnsupportedPattern
+from conformance.annotations.probe import Probe
 from conformance.claims.case import Case
 from conformance.claims.plan import REGIMES
 from conformance.machine.fault import FaultFound
@@ -22,13 +26,18 @@ from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.memory import fill_memory
 from conformance.machine.threads import run_with_threads
 from conformance.ops.op_model import Input
-from conformance.remote import client
+from conformance.remote import client, wire
 from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
 from conformance.remote.description import read_description
 from conformance.remote.host import Host
 from conformance.remote.server import _receive_commands
-from conformance.stages.lower import run_all
+from conformance.remote.wire import NoAnswer
+from conformance.stages.annotate import ask
+from conformance.stages.bench import Bench
+from conformance.stages.lower import lower, run_all
 from conformance.stages.reruns import RepeatRun
+from refimpl.tracer import trace
+from reports.verdicts import Verdict
 
 pytestmark = pytest.mark.slow
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
@@ -69,6 +78,60 @@ def test_what_the_backend_raises_is_raised_here(remote: Make) -> None:
     assert type(caught.value).__name__ == "DeviceError" and "vendor.py" in spell_trace(caught.value)
     with pytest.raises(UnsupportedPattern, match="two inputs"):
         backend.lower(MODEL, (INPUT, INPUT))
+
+
+def hook(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+NAMELESS = "the model cannot be sent to the backend's process, which finds classes and functions by name: "
+UNSENDABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "hook": (lambda: hook(nn.Linear(3, 3)), f"{NAMELESS}.*<lambda>"),
+    "class": (lambda: weight_norm(nn.Linear(3, 3)), f"{NAMELESS}.*ParametrizedLinear'> is made while running"),
+    "size": (lambda: nn.Linear(300, 300), "a message of 3[0-9]* bytes, .* at most 100000 are sent"),
+}
+
+
+@pytest.mark.parametrize("what", UNSENDABLE)
+def test_what_cannot_be_sent_is_no_fault_of_the_backend(
+    remote: Make, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    build, told = UNSENDABLE[what]
+    backend, layer = remote("Plain"), build()
+    backend.lower(MODEL, (INPUT,))
+    monkeypatch.setattr(wire, "MOST_BYTES", 100_000)
+    bench, probe = Bench(backend, seed=0, profile="quick"), Probe(pattern=layer, inputs=(INPUT,), activations=(0,))
+    for asked in (
+        lambda: lower(bench, trace(nn.Sequential(layer)), (INPUT,)),
+        lambda: ask(bench, QuantizerRequest(), {"a probe": probe}),
+    ):
+        with pytest.raises(FaultFound, match=told) as caught:
+            asked()
+        assert caught.value.fault.verdict is Verdict.UNEXERCISED
+    backend.lower(MODEL, (INPUT,))  # the process still answers
+
+
+def test_what_the_backends_process_cannot_read_is_no_fault_of_the_backend(
+    remote: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = remote("Plain")
+    backend.lower(MODEL, (INPUT,))
+    monkeypatch.setitem(sys.modules, "only_here", module := ModuleType("only_here"))
+    exec("def double(x): return x + x", vars(module))
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(module.double, (graph.placeholder("x"),)))
+    with pytest.raises(NoAnswer, match=r"process cannot read the model: ModuleNotFoundError: .*'only_here'"):
+        backend.lower(torch.fx.GraphModule(nn.Module(), graph), (INPUT,))
+    backend.lower(MODEL, (INPUT,))
+
+
+def test_an_answer_that_is_too_large_to_be_sent_is_no_fault_of_the_backend(remote: Make) -> None:
+    large = torch.ones(1000, 3)
+    lowered = remote("Overflows").lower(MODEL, (large,))
+    with pytest.raises(FaultFound, match=r"a message of 48[0-9]* bytes, .* at most 48000 are sent") as caught:
+        next(run_all(lowered, ["a run"], [(large,)]))
+    assert caught.value.fault.verdict is Verdict.UNEXERCISED
 
 
 def test_inputs_that_are_written_to_are_written_to_here_too(remote: Make) -> None:

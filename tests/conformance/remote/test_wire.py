@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import pytest
@@ -74,9 +75,16 @@ def test_a_tensor_keeps_its_values_and_its_layout(tensor: Tensor) -> None:
 
 def test_what_is_no_plain_tensor_is_named() -> None:
     pieces: list[bytes] = []
-    data = pack([{"a": 1}, None, torch.randn(2).to_sparse()], pieces)
+    data = pack([{1}, None, torch.randn(2).to_sparse()], pieces)
     kinds = [type(each).__name__ for each in unpack(data, pieces)]
-    assert kinds[:2] == ["dict", "NoneType"] and "float32" in kinds[2]
+    assert kinds[:2] == ["set", "NoneType"] and "float32" in kinds[2]
+
+
+def test_an_output_keeps_its_names() -> None:
+    pieces: list[bytes] = []
+    data = json.loads(json.dumps(pack(OrderedDict(b=torch.ones(2), a=(torch.zeros(1),)), pieces)))
+    output = unpack(data, pieces)
+    assert list(output) == ["b", "a"] and torch.equal(output["b"], torch.ones(2)) and len(output["a"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,8 @@ def test_what_is_no_plain_tensor_is_named() -> None:
     [{}, {"dtype": "load", "shape": [1]}, {"dtype": "float32", "shape": [2], "strides": [1], "piece": 0},
      {"dtype": "float32", "shape": [-1], "strides": [1], "piece": 0},
      {"dtype": "float32", "shape": [1], "strides": [1], "piece": 9},
-     {"tuple": 3}, {"tuple": [], "list": []}, 7, {"dtype": "float32", "shape": [1, 1], "strides": [1], "piece": 0}],
+     {"tuple": 3}, {"tuple": [], "list": []}, {"dict": [[1]]},
+     7, {"dtype": "float32", "shape": [1, 1], "strides": [1], "piece": 0}],
 )  # fmt: skip
 def test_an_output_that_is_none_is_said(data: object) -> None:
     with pytest.raises(WireError, match="an output that cannot be read"):

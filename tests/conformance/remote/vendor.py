@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from backends.base import Execution, UnsupportedPattern
 from conformance.machine.memory import current_filling
+from conformance.remote import wire
 from tests.conformance.support.fake_backends.fakes import Good
 
 
@@ -70,6 +71,17 @@ class Counts(Good):
                 raise DeviceError(f"run {number}: division by zero")
             x.add_(1)
             return torch.tensor(number), torch.tensor(current_filling())
+
+        return run
+
+
+class Overflows(Good):
+    """Gives more than a message holds."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        def run(x: Tensor) -> Tensor:
+            wire.MOST_BYTES = 4 * x.nbytes
+            return x.repeat(4, 1)
 
         return run
 

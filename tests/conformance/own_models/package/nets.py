@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 from conformance.vendor import GivenModel
 from refimpl import QConfigMapping, get_default_qconfig_mapping
@@ -222,6 +224,62 @@ def converted_otherwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def weighted_otherwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Convert turns the rows of a weight around."""
     return _change_flow("convert", _turn)
+
+
+def normed() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Its weights are computed: one by a class that torch makes while running, one by a hook."""
+    model = Rows()
+    parametrizations.weight_norm(model.first)
+    prune.l1_unstructured(model.second, "weight", 0.5)  # type: ignore[no-untyped-call]
+    return model, (torch.randn(5, 8),)
+
+
+class Named(Rows):
+    """Rows that gives what ``how`` makes of it."""
+
+    def __init__(self, how: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Any:
+        """Take rows (N, 8); give what is made of (N, 4)."""
+        return self.how(super().forward(x, added))
+
+
+def by_name() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Two outputs by name."""
+    return Named(lambda x: {"scores": x, "best": x.relu()}), (torch.randn(5, 8),)
+
+
+def list_of_one() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One output in a list."""
+    return Named(lambda x: [x]), (torch.randn(5, 8),)
+
+
+def watched() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A hook that no other process finds, on an op that stays float."""
+    bend = nn.GELU()
+    bend.register_forward_hook(lambda *_: None)
+    return nn.Sequential(nn.Linear(8, 8), bend, nn.Linear(8, 4)), (torch.randn(5, 8),)
+
+
+def partly_normed() -> GivenModel:
+    """A layer that stays float is of a class that torch makes while running."""
+    model, inputs = normed()
+    mapping: QConfigMapping = get_default_qconfig_mapping("qnnpack").set_module_name("first", None)
+    return GivenModel(model=model, example_inputs=inputs, qconfig_mapping=mapping)
+
+
+def locked() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """It holds what cannot be copied."""
+    model = Rows()
+    vars(model)["lock"] = threading.Lock()
+    return model, (torch.randn(5, 8),)
+
+
+def sparse() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Its input is no plain tensor."""
+    return Rows(), (torch.randn(5, 8).to_sparse(),)
 
 
 class Branching(nn.Module):
