@@ -62,7 +62,7 @@ def make_reference(
     ConfigError where a weight has no reference class or that class fails, QConfigError for the weight's observer.
     """
     floating: Any = float_module_of(module, where=where)
-    root = _root_of(floating)
+    root = copy_plain(layer) if find_computed(layer := _root_of(floating)) else layer
     reference: Any = references.get(class_of(root))
     if reference is None and _weight_names_of(root) and is_observed_dtype(weight_dtype):
         raise ConfigError(  # rule: CVT-10

@@ -187,3 +187,16 @@ def test_a_norm_is_folded_into_the_weight_that_a_hook_computes_where_torch_fails
     other(x)
     with pytest.raises((TypeError, RuntimeError), match=r"cannot assign|deepcopy protocol"):
         torch_fx.fuse_fx(other.eval())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
+@pytest.mark.rule("CVT-02")
+@pytest.mark.parametrize("hook", [hooked_weight_norm, hooked_spectral_norm])
+def test_a_recurrent_weight_that_a_hook_computes_is_converted(hook: Callable[..., Any]) -> None:
+    model: Any = nn.Sequential(hook(nn.LSTM(3, 3), "weight_hh_l0")).eval()
+    with torch.no_grad():
+        model(BATCH)
+        mapping = flows.global_mapping(flows.torch_qconfigs.default_dynamic_qconfig)
+        prepared = refimpl.prepare_fx(model, mapping, (BATCH,))
+        converted: Any = refimpl.convert_to_reference_fx(prepared).get_submodule("0")
+    assert type(converted) is not nn.LSTM and torch.equal(converted.weight_hh_l0, model[0].weight_hh_l0)
