@@ -113,8 +113,11 @@ def _check_fields(declared: Capabilities | Requantize) -> None:
         fits, wanted = _FITS.get(str(item.type), (lambda value: True, ""))
         value = getattr(declared, item.name)
         if not fits(value):
-            found = " ".join(repr(value).split())[:_LONGEST_FOUND]
-            raise ValueError(f"{type(declared).__name__}.{item.name}: found {found}; give {wanted}")
+            raise ValueError(f"{type(declared).__name__}.{item.name}: found {_show(value)}; give {wanted}")
+
+
+def _show(value: object) -> str:
+    return " ".join(repr(value).split())[:_LONGEST_FOUND]
 
 
 _LONGEST_FOUND = 200
@@ -228,19 +231,29 @@ class Capabilities:
 class Execution:
     """What a lowered model runs. With float fallbacks, or without a quantized op, it is judged FALLBACK. (LOW-04)
 
-    A report of quantized ops that the numbers contradict refutes the claim.
+    An op is named by a text that begins with the name of a node of the reference model, or with the path of the module
+    that it calls: ``"op0"``, ``"op0 (my_kernel)"``, ``"op0 (my_kernel): too many groups"``. A report of quantized ops
+    that the numbers contradict refutes the claim.
+
+    Raises ValueError for a field that is no tuple or list of texts.
     """
 
     quantized_ops: tuple[str, ...]
-    """Names of the ops that execute on integers."""
+    """The ops that execute on integers. A text that names none of the ops which prepare decided to quantize does not
+    count. If none counts and no fallback is named, the backend has not said what runs."""
 
     float_fallbacks: tuple[str, ...]
-    """Names of the ops that execute in float although the claims say that they are quantized. If one begins with the
-    name of a node of the reference model, as ``"op0"`` or ``"op0 (my_kernel): too many groups"`` do, reports show its
-    op, and a reason where none is given."""
+    """The ops that execute in float although the claims say that they are quantized. Of those that are named as above,
+    reports show the op, and a reason where none is given; others count as well."""
 
     kernels: tuple[str, ...] = ()
     """Names of the kernels that run, if they are known; a report shows them where a claim is FALLBACK."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):
+                raise ValueError(f"Execution.{item.name}: found {_show(value)}; give a tuple of texts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from backends.base import Capabilities, Execution, UnsupportedPattern
 from backends.exporting import LIMITS as SHARED_LIMITS
-from backends.exporting import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, decompose_sparingly, owner_of
+from backends.exporting import Compiled, ExportingBackend, Tensors, decompose_sparingly, leave_nothing, owner_of
 from refimpl import export_reference
 from refimpl.decomposed import OPS
 from refimpl.dtype_config import DTypeConfig
@@ -255,7 +255,7 @@ def read_execution(lowered: Method) -> Execution:
     quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
     floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
     is_empty = not left or not (layers or has_layers)
-    return Execution(quantized_ops=(NOTHING_LEFT,) if is_empty else quantized, float_fallbacks=floating)
+    return Execution(quantized_ops=leave_nothing(lowered.ops) if is_empty else quantized, float_fallbacks=floating)
 
 
 def _origin_of(node: Node) -> str:

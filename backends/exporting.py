@@ -31,9 +31,7 @@ from refimpl.native import FAMILIES, Table, config_of
 from refimpl.patterns import pattern_name
 
 Tensors: TypeAlias = Sequence[Tensor]
-NOTHING_LEFT = "nothing is left to be done between quantize and dequantize"
-"""Name of what a lowered model executes if only identities, such as needless views, are left."""
-_OF_MODEL = "model."
+OF_MODEL = "model."
 """How the paths of the reference model's modules begin in a program (refimpl.export_reference)."""
 _DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
 _COMPOSITE = "_collect_all_valid_cia_ops"
@@ -44,17 +42,30 @@ _composite_ops: Callable[[], set[Any]] = cache(getattr(exported_program, _COMPOS
 class Compiled:
     """A model of a runtime, called with tensors as the program is; its outputs have the program's structure.
 
-    ``run`` takes the input tensors and returns the output tensors, in the program's order.
+    ``run`` takes the input tensors and returns the output tensors, in the program's order. ``ops``: the names of the
+    reference model's nodes of which the program computes something.
     """
 
     def __init__(self, program: ExportedProgram, run: Callable[[Tensors], Iterable[Tensor]]) -> None:
         self.structure = program.call_spec.out_spec
         self.run = run
+        calls = [node for node in program.graph.nodes if node.op == "call_function" and not _is_edge(node)]
+        self.ops = tuple(dict.fromkeys(map(owner_of, calls)))
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the outputs for inputs like the program's; what is no tensor among these is left out."""
         values = [value.detach() for value in tree_flatten(inputs)[0] if isinstance(value, Tensor)]
         return tree_unflatten(self.run(values), self.structure)
+
+
+def _is_edge(node: Node) -> bool:
+    """Tell whether a node of a program quantizes, dequantizes or chooses qparams."""
+    return getattr(node.target, "namespace", "") == "quantized_decomposed"
+
+
+def leave_nothing(ops: Iterable[str]) -> tuple[str, ...]:
+    """Name ops as executed on integers that a runtime has removed: identities, such as needless views."""
+    return tuple(f"{op}: nothing is left to be done between quantize and dequantize" for op in ops)
 
 
 def owner(paths: Iterable[str], name: str) -> str:
@@ -64,7 +75,7 @@ def owner(paths: Iterable[str], name: str) -> str:
     ``name``: functions keep theirs. ``paths``: those of the modules that it is of, the outermost first, as
     ``nn_module_stack`` has them.
     """
-    target = next((path.removeprefix(_OF_MODEL) for path in paths if path.startswith(_OF_MODEL)), None)
+    target = next((path.removeprefix(OF_MODEL) for path in paths if path.startswith(OF_MODEL)), None)
     return name if target is None else Graph().create_node("call_module", target).name
 
 

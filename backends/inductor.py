@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch.fx.experimental import _config as symbolic
 
 from backends import exporting
 from backends.base import Capabilities, Execution
-from backends.exporting import NOTHING_LEFT, Compiled, ExportingBackend, Tensors, owner_of
+from backends.exporting import Compiled, ExportingBackend, Tensors, leave_nothing, owner_of
 from refimpl import export_reference
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
@@ -187,11 +187,14 @@ class InductorBackend(ExportingBackend):
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read off the generated code which kernels it calls."""
-        return read_execution(lowered.code, lowered.sources) if isinstance(lowered, Generated) else None
+        return read_execution(lowered.code, lowered.sources, lowered.ops) if isinstance(lowered, Generated) else None
 
 
-def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
-    """Separate integer kernels, and loops that do more than quantize and dequantize, from float kernels."""
+def read_execution(code: str, sources: Mapping[str, str], ops: Iterable[str]) -> Execution:
+    """Separate integer kernels, and loops that do more than quantize and dequantize, from float kernels.
+
+    ``ops``: those of the reference model.
+    """
     quantized, floating, nodes = list[str](), list[str](), list[str]()
     floats = set[str]()  # names of buffers of floats
     for line in code[code.index("def call(") :].splitlines():
@@ -217,7 +220,7 @@ def read_execution(code: str, sources: Mapping[str, str]) -> Execution:
             floating += _name_kernel(kernel, nodes[-1:])
         floats.update(_BUFFER.findall(result) if makes_floats else ())
     if not quantized and not floating:
-        quantized = [NOTHING_LEFT]
+        quantized += leave_nothing(ops)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))
 
 

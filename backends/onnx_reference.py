@@ -20,15 +20,21 @@ from backends.onnxruntime import PATTERNS, TABLE
 class Evaluated(Compiled):
     """An ONNX model under ``onnx.reference.ReferenceEvaluator``; ``op_types``: the kinds of its nodes.
 
-    It takes and returns tensors of the shapes and dtypes of the reference model's. Raises what the evaluator raises.
+    ``products``: those on integers, by the reference model's nodes. It takes and returns tensors of the shapes and
+    dtypes of the reference model's. Raises what the evaluator raises.
     """
 
     def __init__(self, model: bytes, program: ExportedProgram) -> None:
         super().__init__(program, self._run)
         from onnx.reference import ReferenceEvaluator
 
+        from backends._onnx import origins
+
         self._evaluator = ReferenceEvaluator(model)
-        self.op_types = tuple(node.op_type for node in self._evaluator.proto_.graph.node)
+        nodes = self._evaluator.proto_.graph.node
+        self.op_types, owners = tuple(node.op_type for node in nodes), origins(model)
+        products = [node for node in nodes if node.op_type == "MatMulInteger"]
+        self.products = tuple(f"{owners[node.name]} ({node.op_type})" for node in products)
 
     def _run(self, inputs: Tensors) -> list[Tensor]:
         feed = {name: value.numpy() for name, value in zip(self._evaluator.input_names, inputs, strict=True)}
@@ -61,7 +67,6 @@ class OnnxReferenceBackend(OnnxBackend):
         """
         if not isinstance(lowered, Evaluated):
             return None
-        products = tuple(kind for kind in lowered.op_types if kind == "MatMulInteger")
-        if not products or "DequantizeLinear" in lowered.op_types:
+        if not lowered.products or "DequantizeLinear" in lowered.op_types:
             return None
-        return Execution(quantized_ops=products, float_fallbacks=())
+        return Execution(quantized_ops=lowered.products, float_fallbacks=())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
-from backends.exporting import LIMITS, NOTHING_LEFT, Compiled, Tensors
+from backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
 from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
@@ -87,11 +87,14 @@ class OnnxRuntimeBackend(OnnxBackend):
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
             _load(lowered.model, path)
-            return read_execution(onnx.load(path), sources(lowered.model), origins(lowered.model))
+            return read_execution(onnx.load(path), sources(lowered.model), origins(lowered.model), lowered.ops)
 
 
-def read_execution(model: Any, sources: Mapping[str, str], origins: Mapping[str, str]) -> Execution:
-    """Separate ops on integers from ops on floats that were dequantized before and are quantized again after them."""
+def read_execution(model: Any, sources: Mapping[str, str], origins: Mapping[str, str], ops: Iterable[str]) -> Execution:
+    """Separate ops on integers from ops on floats that were dequantized before and are quantized again after them.
+
+    ``ops``: those of the reference model.
+    """
     quantized, floating = list[str](), list[str]()
     floats = {value.name for value in model.graph.input}
     stale = dict[str, tuple[str, ...]]()  # dequantized tensors, and the ops that computed them since
@@ -106,7 +109,7 @@ def read_execution(model: Any, sources: Mapping[str, str], origins: Mapping[str,
         elif node.op_type.startswith(_INTEGER) or floats.isdisjoint(node.input):
             quantized.append(_name_op(node, sources, origins))
     if not any(sources.get(name) for node in model.graph.node for name in node.output) and not floating:
-        quantized.append(NOTHING_LEFT)
+        quantized += leave_nothing(ops)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(dict.fromkeys(floating)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from backends._onnx_backend import OnnxBackend
 from backends.base import Capabilities, Execution
-from backends.exporting import LIMITS, NOTHING_LEFT, Compiled, Tensors
+from backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
 from refimpl.native import U8, U8_S8, Table
 
 TABLE: Table = {
@@ -83,14 +83,14 @@ class OpenVinoBackend(OnnxBackend):
         from backends._onnx import sources
 
         names = sources(lowered.model)
-        return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names)
+        return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names, lowered.ops)
 
 
-def read_execution(layers: Sequence[Any], sources: Mapping[str, str]) -> Execution:
+def read_execution(layers: Sequence[Any], sources: Mapping[str, str], ops: Iterable[str]) -> Execution:
     """Separate nodes of which a layer takes integers from those whose layers all take floats.
 
     A node may become several layers: after a product of integers, a bias is added in float. A product that fusions
-    left without a name of the model's is reported by its own name.
+    left without a name of the model's is reported by its own name. ``ops``: those of the reference model.
     """
     layers_of, unknown = dict[str, list[tuple[str, bool]]](), False
     for layer in layers:
@@ -107,5 +107,5 @@ def read_execution(layers: Sequence[Any], sources: Mapping[str, str]) -> Executi
         line = f"{owner} ({', '.join(text for text, _ in own)})"
         (quantized if any(is_quantized for _, is_quantized in own) else floating).append(line)
     if not layers_of and not unknown:
-        quantized.append(NOTHING_LEFT)
+        quantized += leave_nothing(ops)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))

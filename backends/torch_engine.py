@@ -122,7 +122,8 @@ class TorchEngineBackend(Backend):
 def read_execution(model: GraphModule) -> Execution:
     """Separate quantized ops from float fallbacks, which lowering has listed.
 
-    An op is quantized if it reads a quantized value, quantizes its input itself, or holds a quantized weight.
+    An op is quantized if it reads a quantized value, quantizes its input itself, or holds a quantized weight. Lowering
+    gives it the name of the reference model's node.
     """
     quantized: list[str] = []
     floating = [str(refused) for refused in model.meta.get(NOT_LOWERED, ()) if refused.op != REQUANTIZE]
@@ -134,9 +135,9 @@ def read_execution(model: GraphModule) -> Execution:
             continue
         elif not is_quantized.isdisjoint(node.all_input_nodes):
             is_quantized.add(node)
-            quantized.append(_op_name(model, node))
+            quantized.append(_name_op(model, node))
         elif _is_quantized_op(model, node):
-            quantized.append(_op_name(model, node))
+            quantized.append(_name_op(model, node))
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))
 
 
@@ -148,11 +149,10 @@ def _is_quantized_op(model: GraphModule, node: Node) -> bool:
     return any(".quantized" in home and ".reference" not in home for home in homes)
 
 
-def _op_name(model: GraphModule, node: Node) -> str:
+def _name_op(model: GraphModule, node: Node) -> str:
+    """Return an op's name with its kernel: ``op0 (ao.nn.quantized.modules.linear.Linear)``, ``add (quantized.add)``."""
     if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        return f"{type(module).__module__}.{type(module).__qualname__}".replace("torch.ao.nn.", "ao.nn.")
-    if isinstance(node.target, str):
-        return f".{node.target}"
+        kind = type(model.get_submodule(str(node.target)))
+        return f"{node.name} ({kind.__module__}.{kind.__qualname__})".replace("torch.ao.nn.", "ao.nn.")
     name = str(node.target)
-    return name if name.startswith("quantized.") else str(getattr(node.target, "__name__", name))
+    return f"{node.name} ({name if name.startswith('quantized.') else getattr(node.target, '__name__', name)})"

@@ -21,6 +21,7 @@ from conformance.machine.memory import fill_memory
 from conformance.ops.op_model import OneInput, Step, TwoInputs
 from conformance.oracle.grids import Grid
 from conformance.stages.bench import Bench
+from conformance.stages.execution import ask_execution
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.state import LoweredModel
 from refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
@@ -116,7 +117,7 @@ class Site:
         A kernel whose second run differs from the first has no results to speak of (NUM-07). The two runs find memory
         full of different bytes, so that elements that a kernel never writes differ.
         """
-        lowered = self._lower(probe)
+        _, lowered = self._lower(probe)
         outputs = list[Any]()
         try:
             for byte in (0x55, 0xAA):
@@ -131,19 +132,19 @@ class Site:
 
     def describe_execution(self, probe: ProbeModel) -> str:
         """Say what a backend runs for a model, as far as it reports it. Raises Unmeasured."""
-        lowered = self._lower(probe)
+        reference, lowered = self._lower(probe)
         try:
-            execution = self.bench.backend.execution(lowered)
-        except Exception as error:  # the backend's code may raise anything
+            execution = ask_execution(self.bench, lowered, reference)
+        except FaultFound as error:
             raise _explain_failure("execution", error) from error
-        if execution is None:
+        if isinstance(execution, str):
             return "not told by the backend"
         if execution.float_fallbacks:
             return f"in float: {'; '.join(execution.float_fallbacks)}"
         return "quantized" if execution.quantized_ops else "the backend shows no quantized op that ran"
 
-    def _lower(self, probe: ProbeModel) -> LoweredModel:
-        """Take a model through prepare, convert and the backend's lower. Raises Unmeasured."""
+    def _lower(self, probe: ProbeModel) -> tuple[GraphModule, LoweredModel]:
+        """Return the reference model, and what the backend's lower makes of it. Raises Unmeasured."""
         qconfig: Any = make_qconfig(self.dtypes, self.scheme)
         weight = qconfig.weight.with_args(dtype=torch.qint8, quant_min=-WEIGHT_END, quant_max=WEIGHT_END)
         mapping = QConfigMapping().set_global(QConfig(activation=qconfig.activation, weight=weight))
@@ -152,7 +153,7 @@ class Site:
         _set_grids(prepared, [grid for grid, _ in probe.inputs], probe.output)
         reference = self.bench.convert(prepared)
         try:
-            return lower(self.bench, reference, tuple(values for _, values in probe.inputs))
+            return reference, lower(self.bench, reference, tuple(values for _, values in probe.inputs))
         except Exception as error:  # the backend's code may raise anything
             raise _explain_failure("lower", error) from error
 

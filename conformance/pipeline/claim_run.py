@@ -24,7 +24,7 @@ from conformance.stages.bench import Bench
 from conformance.stages.config import plan_cases_of_claim, plan_claim
 from conformance.stages.convert import convert_to_reference
 from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import Reports, check_execution, judge_evidence
+from conformance.stages.execution import NOT_SAID, Reports, check_execution, judge_evidence
 from conformance.stages.fuse import build_and_fuse
 from conformance.stages.invariance import run_again
 from conformance.stages.lower import lower_reference_model
@@ -250,7 +250,8 @@ class ClaimRun:
     @property
     def _reports(self) -> Reports:
         """In how many cases so far the backend has said what it executes."""
-        return Reports(told=self.state.told, of=self._progress["execution"].passed)
+        untold, passed = self.state.untold, self._progress["execution"].passed
+        return Reports(told=passed - len(untold), of=passed, untold=next(iter(untold), NOT_SAID))
 
     def _judge_execution(self, has_fault: bool) -> Iterator[Begin]:
         """Judge what shows the execution, if nothing speaks against it; without a fault so far, also by numbers."""

@@ -247,7 +247,7 @@ class RemoteModel(ElsewhereModel):
         names = self._ask("execution").head.get("execution")
         if names is None:
             return None
-        return Execution(**{name: tuple(map(str, names[name])) for name in Execution.__dataclass_fields__})
+        return Execution(**{name: tuple(names[name]) for name in Execution.__dataclass_fields__})
 
     def spell_graph(self) -> str:
         """Return its graph as text; "" if it has none."""

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 import torch
@@ -259,8 +260,7 @@ class _Worker:
             return Frame(head={"execution": None})
         if not isinstance(execution, Execution):
             raise TypeError(f"execution() returned {execution!r}; return a backends.base.Execution or None")
-        names = {name: list(map(str, getattr(execution, name))) for name in Execution.__dataclass_fields__}
-        return Frame(head={"execution": names})
+        return Frame(head={"execution": asdict(execution)})
 
     def _graph(self, request: Frame) -> Frame:
         model = self._models[request.head["model"]]

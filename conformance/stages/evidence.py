@@ -155,8 +155,8 @@ def _run_probe(bench: Bench, claim: Claim) -> Sums:
     exact = Walk(reference, replace(bench.capabilities, float_accumulation=False)).exact(inputs)[0]
     _check_visible(exact)
     lowered = lower(bench, reference, tuple(value.clone() for value in inputs))
-    execution = ask_execution(bench, lowered)
-    if execution is not None and (execution.float_fallbacks or not execution.quantized_ops):
+    execution = ask_execution(bench, lowered, reference)
+    if not isinstance(execution, str) and (execution.float_fallbacks or not execution.quantized_ops):
         raise _Blind(f"of a sum of {WIDTH} products the backend itself reports that it runs in float")
     comparison = compare(PROBE, exact, run_lowered(lowered, PROBE, inputs))
     if comparison.excess <= 0:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import GraphModule
 
 from backends.base import Execution
 from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.remote.client import ElsewhereModel
 from conformance.stages.bench import Bench
-from conformance.stages.float_ops import explain_float
+from conformance.stages.float_ops import explain_float, list_quantized, read_name
 from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel, make_backend_error
 from reports.verdicts import Verdict
+
+_MOST_NAMED, _WIDTH = 3, 60
+NOT_SAID = "the backend does not say what ran"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """In how many cases the backend has said what it executes, of how many."""
+    """In how many cases the backend has said what it executes, of how many, and why it has not in the first other."""
 
     told: int
     of: int
+    untold: str = NOT_SAID
 
     @property
     def are_complete(self) -> bool:
@@ -28,17 +34,39 @@ class Reports:
         return self.told == self.of
 
     def __str__(self) -> str:
-        if self.told and not self.are_complete:
-            return f"the backend says what ran in {self.told} of {self.of} cases only"
-        return "the backend says what ran" if self.told else "the backend does not say what ran"
+        if not self.told:
+            return self.untold
+        if self.are_complete:
+            return "the backend says what ran"
+        return f"the backend says what ran in {self.told} of {self.of} cases only; else {self.untold}"
 
 
-def ask_execution(bench: Bench, model: LoweredModel) -> Execution | None:
-    """Ask the backend what a lowered model executes. Raises FaultFound when the backend's code raises."""
+def ask_execution(bench: Bench, model: LoweredModel, reference: GraphModule) -> Execution | str:
+    """Ask the backend what a lowered model executes. Raises FaultFound when the backend's code raises.
+
+    Of the quantized ops, those count that the reference model has, and that its decision log has quantized. Returns why
+    it is not known what runs if the backend says nothing, or names other quantized ops only.
+    """
     try:
-        return model.execution() if isinstance(model, ElsewhereModel) else bench.backend.execution(model)
+        execution = model.execution() if isinstance(model, ElsewhereModel) else bench.backend.execution(model)
     except Exception as error:
         raise make_backend_error("execution", error) from error
+    if execution is None:
+        return NOT_SAID
+    known = list_quantized(reference)
+    counting = tuple(text for text in execution.quantized_ops if read_name(text) in known)  # rule: LOW-04
+    if execution.quantized_ops and not counting and not execution.float_fallbacks:
+        return _describe_unknown(execution.quantized_ops, known)
+    return replace(execution, quantized_ops=counting)
+
+
+def _describe_unknown(texts: Sequence[str], known: Sequence[str]) -> str:
+    """Say that a report names no op of the model, what it names, and what to name."""
+    found = ", ".join(repr(text[:_WIDTH]) for text in texts[:_MOST_NAMED]) + ", …" * (len(texts) > _MOST_NAMED)
+    wanted = (
+        f"begin each text with the name of a node of the reference model, such as {', '.join(map(repr, known[:1]))}"
+    )
+    return f"the backend's report names no op that the model has quantized: found {found}; {wanted}"
 
 
 @guard("execution")
@@ -47,10 +75,10 @@ def check_execution(run: ClaimState, state: CaseState) -> Iterator[Fault]:
 
     The numbers of a fallback are compared all the same.
     """
-    execution = ask_execution(run.bench, state.lowered)
-    if execution is None:
+    execution = ask_execution(run.bench, state.lowered, state.reference)
+    if isinstance(execution, str):
+        run.untold.append(execution)
         return
-    run.told += 1
     floats = [explain_float(state.reference, str(each)) for each in execution.float_fallbacks]
     if execution.quantized_ops and not floats:
         return

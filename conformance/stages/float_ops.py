@@ -1,4 +1,4 @@
-"""What runs in float, in the words of the flow: the op of the reference model that a backend's report names, and why.
+"""Which ops of the reference model a backend's report names; what runs in float, in the words of the flow, and why.
 
 A backend names nodes, perhaps with kernels and reasons: ``op0``, ``op0 (Conv)``, ``op0: no kernel``.
 """
@@ -12,12 +12,27 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from conformance.claims.pattern_plan import is_norm
+from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
 
+_NAME = re.compile(r"[\w.]*")
 _REPORT = re.compile(r"(?P<name>[\w.]+)(?: \((?P<kernel>.*?)\))?(?:: (?P<reason>.*))?", re.DOTALL)
 _NO_OP = ("placeholder", "get_attr", "output")
 _BASES = (nn.Module, nn.Sequential)
+
+
+def list_quantized(model: GraphModule) -> list[str]:
+    """List the ops that prepare decided to quantize: the names of their nodes, and the paths of modules they call."""
+    decisions = explain(model).plan.decisions
+    names = {name for decision in decisions if decision.is_quantized for name in decision.nodes}
+    nodes = [node for node in model.graph.nodes if node.name in names]
+    return [*(node.name for node in nodes), *(str(node.target) for node in nodes if node.op == "call_module")]
+
+
+def read_name(text: str) -> str:
+    """Return the name with which a backend's report of an op begins; "" if it begins with none."""
+    return _NAME.match(text).group()  # type: ignore[union-attr]  # it matches anything
 
 
 def explain_float(model: GraphModule, text: str) -> str:

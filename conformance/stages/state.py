@@ -124,8 +124,8 @@ class ClaimState:
     """The variants whose first case is lowered as the vendor's Quantizer has it quantized (annotate)."""
     first_prepared: GraphModule | None = None
     """The first prepared model, whose decisions are shown (prepare)."""
-    told: int = 0
-    """In how many cases the backend has said what it executes (execution)."""
+    untold: list[str] = field(default_factory=list)
+    """Of each case of which it is not known what the backend executes, why (execution)."""
     comparisons: list[Comparison] = field(default_factory=list)
     """Those of all cases (numerics)."""
     rerun_cases: list[CaseState] = field(default_factory=list)

@@ -24,7 +24,7 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
-from conformance.stages.float_ops import explain_float
+from conformance.stages.float_ops import explain_float, list_quantized, read_name
 from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
 from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
@@ -59,13 +59,14 @@ def verify_model(
 
 def _demand_evidence(check: Check) -> Check:
     """Turn a verdict that passes into UNSHOWN where the backend does not say what ran. (LOW-04)"""
-    if check.verdict not in PASSING or check.evidence.get("execution") != "none":
+    shown: dict[str, Any] = {**check.evidence}
+    if check.verdict not in PASSING or shown.get("execution") != "none":
         return check
-    text = "execution not shown: the backend does not say what ran, and the numbers of a whole model cannot tell"
+    text = f"execution not shown: {shown['sureness']}, and the numbers of a whole model cannot tell"
     message = f"{text}; {check.message}" if check.message else text
-    shown = evidence({**check.evidence, "otherwise": check.verdict.value})
     return replace(
-        check, rule="LOW-04", outcome="fail", verdict=Verdict.UNSHOWN, message=message, evidence=shown
+        check, rule="LOW-04", outcome="fail", verdict=Verdict.UNSHOWN, message=message,
+        evidence=evidence(shown | {"otherwise": check.verdict.value}),
     )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def run_and_judge(
 ) -> Check:
     """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed.
 
-    The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``.
+    The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``, ``sureness`` why.
     """
     try:
         lowered = lower(bench, model, batches[0])
@@ -108,9 +109,9 @@ def run_and_judge(
         check = _make_check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
     else:
         check = judge_comparisons(name, comparisons)
-    told = "none" if floating is None else "reported"
-    check = replace(check, evidence=evidence({**check.evidence, "execution": told}))
-    if not floating or check.verdict is Verdict.REFUTED:
+    told = {"execution": "none", "sureness": floating} if isinstance(floating, str) else {"execution": "reported"}
+    check = replace(check, evidence=evidence({**check.evidence, **told}))
+    if not floating or isinstance(floating, str) or check.verdict is Verdict.REFUTED:
         return check
     floating = [explain_float(model, each) for each in floating]
     text, shown = f"runs in float: {'; '.join(floating)}", evidence({**check.evidence, "float_ops": floating})
@@ -136,20 +137,19 @@ def _compare_batches(
     yield Comparison(where=places[0], excess=-0.5 if fault is None else math.inf, fault=fault)
 
 
-def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str] | None:
+def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> list[str] | str:
     """Return what runs in float by the backend's report though the decision log has it quantized. (LOW-04)
 
-    None: it reports nothing. A float fallback counts if its text begins with the name of a quantized node, or if
+    Or why it is not known what runs. A float fallback counts if its text begins with the name of a quantized op, or if
     nothing in the model is float.
     """
-    execution = ask_execution(bench, lowered)
-    if execution is None:
-        return None
-    present, plan = {node.name for node in model.graph.nodes}, explain(model).plan
-    quantized = {name for decision in plan.decisions if decision.is_quantized for name in decision.nodes}
+    execution = ask_execution(bench, lowered, model)
+    if isinstance(execution, str):
+        return execution
+    present, plan, quantized = {node.name for node in model.graph.nodes}, explain(model).plan, list_quantized(model)
     floating = {name for name, *_ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
     is_whole = not floating & present
-    floats = [text for text in execution.float_fallbacks if is_whole or text.partition(" ")[0] in quantized]
+    floats = [text for text in execution.float_fallbacks if is_whole or read_name(text) in quantized]
     return floats if floats or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]
 
 
@@ -214,7 +214,7 @@ def make_model_result(
 ) -> ModelResult:
     """Return the results-file row of a model, by its check; ``float_db``: as the row has it."""
     shown: dict[str, Any] = {**check.evidence}
-    execution = shown.pop("execution", "")
+    execution, sureness = shown.pop("execution", ""), shown.pop("sureness", "")
     return ModelResult(
         model=check.claim,
         verdict=check.verdict,
@@ -224,6 +224,7 @@ def make_model_result(
         cases=check.cases,
         seconds=round(seconds, 6),
         execution=execution,
+        sureness=sureness,
         evidence=evidence(shown),
         statistics=check.statistics,
         script=script,

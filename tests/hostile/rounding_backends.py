@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Execution, RoundingMode
+from tests.conformance.support.told import name_ops
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import Stepped
 from tests.mutants.requantize_kinds import declares, rounded
@@ -25,7 +26,7 @@ def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: An
 
 class _Reporting(Stepped):
     def execution(self, lowered: Any) -> Execution:
-        return Execution(quantized_ops=("table",), float_fallbacks=())
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=())
 
 
 ROUGH_SIGMOID = _Reporting("called", _approximate)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from backends.base import Backend, Execution, Representation
 from conformance.vendor import register
 from refimpl import BackendConfig, BackendPatternConfig, ConvertCustomConfig, DTypeConfig, PrepareCustomConfig
+from tests.conformance.support.told import name_ops
 
 
 class Bend(nn.Module):
@@ -131,4 +132,4 @@ class CustomModules(Backend):
         return torch.no_grad()(reference_model)
 
     def execution(self, lowered: Any) -> Execution:
-        return Execution(quantized_ops=("custom",), float_fallbacks=())
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=())

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities, Execution
+from tests.conformance.support.told import name_ops
 from tests.mutants.reference_kernels import SmallReference, weighted
 from tests.mutation.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
 LINEAR, CONV = ("nn.Linear/static:*", "nnqat.Linear/static:*"), ("nn.Conv2d/*", "torch.conv2d/*")
-TOLD = Execution(quantized_ops=("gemm_u8s8",), float_fallbacks=(), kernels=("gemm_u8s8_avx2",))
 
 Forward = Callable[[Any, Tensor], Tensor]
 """What a weighted module does: the module, the input."""
@@ -48,7 +48,8 @@ class Liar(SmallReference):
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         self._asked += 1
-        return TOLD if self._tells(self._asked - 1) else None
+        told = Execution(quantized_ops=name_ops(lowered), float_fallbacks=(), kernels=("gemm_u8s8_avx2",))
+        return told if self._tells(self._asked - 1) else None
 
 
 def _bind(forward: Any, module: nn.Module) -> Callable[[Tensor], Tensor]:

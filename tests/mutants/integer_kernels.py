@@ -25,6 +25,7 @@ from backends.native_tables import native_config
 from refimpl import BackendConfig
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import pattern_name
+from tests.conformance.support.told import name_ops
 
 PATTERNS = frozenset(
     {"nn.Linear", "nn.Linear+nn.ReLU", "nni.LinearReLU", "nn.Linear+nn.BatchNorm1d", "F.linear",
@@ -268,13 +269,11 @@ class IntegerBackend(Backend):
         return self._capabilities
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        run: Any = torch.no_grad()(self._kernels(reference_model).run)
-        ops = [node for node in reference_model.graph.nodes if node.op.startswith("call_")]
-        run.ops = tuple(node.name for node in ops if not is_quantize(node) and not is_dequantize(node))
-        return run  # type: ignore[no-any-return]
+        run: Callable[..., Any] = torch.no_grad()(self._kernels(reference_model).run)
+        return run
 
     def execution(self, lowered: Any) -> Execution | None:
-        return Execution(quantized_ops=getattr(lowered, "ops", ("all",)), float_fallbacks=()) if self._reports else None
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=()) if self._reports else None
 
 
 class SilentIntegers(IntegerBackend):

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from backends.base import Execution
 from refimpl.invariants import is_dequantize, is_quantize
+from tests.conformance.support.told import name_ops
 from tests.mutants.reference_faults import (
     CHOOSES,
     DYNAMIC,
@@ -354,7 +355,8 @@ class ShowsFloat(SmallReference):
 
     def execution(self, lowered: Callable[..., Any]) -> Any:
         targets = [getattr(node.target, "__name__", "") for node in lowered.graph.nodes]  # type: ignore[attr-defined]
-        return Execution(quantized_ops=("op",), float_fallbacks=tuple(each for each in self.floats if each in targets))
+        floats = tuple(each for each in self.floats if each in targets)
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=floats)
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         return reference_model.eval().requires_grad_(False)

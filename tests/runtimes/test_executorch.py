@@ -135,7 +135,7 @@ def test_an_op_that_is_nothing_in_eval_mode_leaves_nothing_to_run() -> None:
     prepared(x)
     found = executed(convert_to_reference_decomposed_fx(prepared, backend_config=config), x)
     assert found == Execution(
-        quantized_ops=("nothing is left to be done between quantize and dequantize",), float_fallbacks=()
+        quantized_ops=("_0: nothing is left to be done between quantize and dequantize",), float_fallbacks=()
     )
 
 

@@ -107,7 +107,7 @@ def test_where_nothing_is_left_to_run_that_is_said(backend: Backend) -> None:
     x = image(4, 9)
     execution = executed(backend, reference_of(Flat(), x), x)
     assert execution.float_fallbacks == ()
-    assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
+    assert execution.quantized_ops == ("flatten: nothing is left to be done between quantize and dequantize",)
 
 
 def test_a_library_is_told_from_what_only_quantizes_by_the_buffers_that_it_takes() -> None:
@@ -125,7 +125,7 @@ cpp_fused_relu_9 = async_compile.cpp_pybinding(['float*'])
         buf5 = torch.ops.onednn.qlinear_pointwise.tensor(buf2, x_scale)
         cpp_fused_dequantize_per_tensor_1(buf4, buf5)
 """
-    execution = read_execution(code, {"linear_3": "fc", "x": "last"})
+    execution = read_execution(code, {"linear_3": "fc", "x": "last"}, ())
     assert execution.quantized_ops == (
         "cat (torch.ops.aten.cat.default)",
         "fc (torch.ops.onednn.qlinear_pointwise.tensor)",

@@ -232,4 +232,4 @@ def test_where_nothing_is_left_to_run_that_is_said() -> None:
     assert "quantize_per_tensor" in reference.code
     execution = backend.execution(lower_reference(backend, reference, (x,)))
     assert execution is not None and not execution.float_fallbacks
-    assert execution.quantized_ops == ("nothing is left to be done between quantize and dequantize",)
+    assert execution.quantized_ops == ("flatten: nothing is left to be done between quantize and dequantize",)

@@ -53,7 +53,8 @@ def compile_model(model: GraphModule, machine: Machine) -> GraphModule:
         integers, x_grid, grid = op.args[0].args[0], _grid(lowered, op.args[0]), _grid(lowered, quantize)
         with lowered.graph.inserting_before(quantize):
             if op.target in MOVES and x_grid == grid:
-                call = lowered.graph.call_function(op.target, (integers, *op.args[1:]), op.kwargs)
+                arguments = (integers, *op.args[1:])
+                call = lowered.graph.create_node("call_function", op.target, arguments, op.kwargs, f"npu_{op.name}")
             elif (kernel := _kernel(_called(lowered, op), machine, x_grid, grid)) is not None:
                 lowered.add_submodule(f"npu_{op.name}", kernel)
                 call = lowered.graph.call_module(f"npu_{op.name}", (integers,))
@@ -70,11 +71,11 @@ def executed(lowered: GraphModule) -> Execution:
     """Tell kernels of the machine, and moves of integers, from what the host computes in float."""
     quantized, host = [], []
     for node in lowered.graph.nodes:
-        module = _called(lowered, node)
+        module, name = _called(lowered, node), node.name.removeprefix("npu_")  # the reference model's
         if isinstance(module, Kernel):
-            quantized.append(f"{node.name.removeprefix('npu_')} ({module.name})")
+            quantized.append(f"{name} ({module.name})")
         elif node.target in MOVES and not _is(node.args[0], DEQUANTIZE):
-            quantized.append(f"{node.name} (move)")
+            quantized.append(f"{name} (move)")
         elif node.op.startswith("call") and not (_is(node, QUANTIZE) or _is(node, DEQUANTIZE)):
             host.append(node.name)
     return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(host))

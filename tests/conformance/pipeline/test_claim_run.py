@@ -252,7 +252,7 @@ def test_a_second_model_that_raises_is_found_also_where_nobody_says_what_runs(mo
 
 @pytest.mark.rule("LOW-04")
 def test_a_backend_that_shows_what_ran_passes_and_one_that_cannot_tell_does_not() -> None:
-    assert run(execution=ran("quantized::add"))["execution"].verdict is Verdict.VERIFIED
+    assert run(execution=ran("add (quantized::add)"))["execution"].verdict is Verdict.VERIFIED
     assert run(execution=lambda lowered: None)["execution"].verdict is Verdict.UNSHOWN
 
 

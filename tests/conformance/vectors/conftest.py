@@ -26,6 +26,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     write_bundle(made.bundle)
     answer_bundle(made.bundle, made.outputs)
     for case in made.outputs.iterdir():
-        text = json.dumps({"quantized_ops": ["an op"], "float_fallbacks": []})
+        text = json.dumps({"quantized_ops": ["op0", "add"], "float_fallbacks": []})
         (case / "execution.json").write_text(text, encoding="utf-8")
     return made

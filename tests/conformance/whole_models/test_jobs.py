@@ -31,6 +31,7 @@ from refimpl import BackendConfig
 from refimpl.patterns import pattern_name
 from reports.schema import Check, Measurement, ModelResult
 from reports.verdicts import Verdict
+from tests.conformance.support.told import name_ops
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
 
@@ -240,7 +241,7 @@ class Telling(ReferenceBackend):
 
     def execution(self, lowered: Any) -> Execution:
         floating = (f"{self.node} ({self.kind}): no kernel",) if self.node in self.present else ()
-        return Execution(quantized_ops=("conv2d",), float_fallbacks=floating)
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=floating)
 
 
 @pytest.mark.slow
@@ -266,9 +267,34 @@ def test_where_nothing_was_left_in_float_every_fallback_counts() -> None:
 
     class Own(Telling):
         def execution(self, lowered: Any) -> Execution:
-            return Execution(quantized_ops=("conv2d",), float_fallbacks=("aten::convolution",))
+            return Execution(quantized_ops=name_ops(lowered), float_fallbacks=("aten::convolution",))
 
     assert run("residual", Own("", "")).verdict is Verdict.FALLBACK
+
+
+class Says(Telling):
+    """Says the same of every model: what runs on integers, and what in float."""
+
+    def __init__(self, quantized: str, *floats: str) -> None:
+        self.said = Execution(quantized_ops=(quantized,), float_fallbacks=floats)
+
+    def execution(self, lowered: Any) -> Execution:
+        return self.said
+
+
+@pytest.mark.slow
+@pytest.mark.rule("LOW-04")
+@pytest.mark.parametrize("text", ["head", "head (Conv2d)", "head: no kernel"])
+def test_beside_ops_that_stay_float_a_fallback_counts_however_it_is_spelled(text: str) -> None:
+    assert run("two_outputs", Says("stem", text)).verdict is Verdict.FALLBACK
+
+
+@pytest.mark.slow
+@pytest.mark.rule("LOW-04")
+def test_a_report_that_names_no_op_of_a_model_shows_nothing_of_it() -> None:
+    result = run("residual", Says("conv2d"))
+    assert (result.verdict, result.execution) == (Verdict.UNSHOWN, "none")
+    assert "found 'conv2d'" in result.reason and result.sureness in result.reason
 
 
 class Raises(Kernels):

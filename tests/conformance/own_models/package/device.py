@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_flatten
 
 from backends.base import Execution, Representation
+from backends.exporting import Compiled
 from backends.qnnpack import QnnpackBackend
 from backends.reference import ReferenceBackend
 
@@ -59,12 +61,12 @@ class Programs(ReferenceBackend):
 
     def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Return the program's module."""
-        run: Callable[..., Any] = reference_model.module()
-        return torch.no_grad()(run)
+        run: Any = torch.no_grad()(reference_model.module())
+        return Compiled(reference_model, lambda values: tree_flatten(run(*values))[0])
 
-    def execution(self, lowered: Callable[..., Any]) -> Any:
+    def execution(self, lowered: Any) -> Any:
         """Say that nothing ran in float."""
-        return Execution(quantized_ops=("all of it",), float_fallbacks=())
+        return Execution(quantized_ops=lowered.ops, float_fallbacks=())
 
 
 class FaultyPrograms(Programs):

@@ -7,10 +7,11 @@ from typing import Any
 
 from backends.base import Execution
 from backends.reference import ReferenceBackend
+from tests.conformance.support.told import name_ops
 
 
 class ReportingReference(ReferenceBackend):
     """Runs the reference model, and reports a quantized kernel: what holds is VERIFIED."""
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        return Execution(quantized_ops=("reference",), float_fallbacks=())
+        return Execution(quantized_ops=name_ops(lowered), float_fallbacks=())
