@@ -310,8 +310,9 @@ class Backend(ABC):
         The reference model is a ``torch.fx.GraphModule`` in the form of ``representation``, or, in the form EXPORTED,
         a ``torch.export.ExportedProgram``. Every quantized op is written as dequantize → float op → quantize, and a
         backend replaces such groups by its integer kernels. The result is called as the model would be, and returns the
-        same structure of tensors. Do not change a GraphModule; a program is made for this call, and may be changed.
-        Reports show the graph of a result that is a GraphModule or has one as ``graph_module``.
+        same structure of tensors, which belong to the caller: no later call writes to them (NUM-07). Do not change a
+        GraphModule; a program is made for this call, and may be changed. Reports show the graph of a result that is a
+        GraphModule or has one as ``graph_module``.
 
         Raises UnsupportedPattern to decline; any other exception counts as a failure of the backend.
         """

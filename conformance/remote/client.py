@@ -34,6 +34,14 @@ MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
 
+class OverwrittenError(Exception):
+    """A later run wrote over the output of a run. ``later``: how many runs later it came; 0: that is not known."""
+
+    def __init__(self, later: int) -> None:
+        super().__init__("a later run wrote over the output: a result belongs to the caller")
+        self.later = later
+
+
 def spell_trace(error: Exception) -> str:
     """Return the last frames of an error's traceback, where the backend's code raised it."""
     if isinstance(error, RemoteError):
@@ -185,7 +193,8 @@ class ElsewhereModel(ABC):
     def run_all(self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
         """Run it on several inputs, one after the other; yield the outputs. Raises where it raised.
 
-        ``fillings``: the byte that memory is filled with, for each run; default: that of `fill_memory` now.
+        Raises OverwrittenError in the place of an output that a later run wrote over. ``fillings``: the byte that
+        memory is filled with, for each run; default: that of `fill_memory` now.
         """
 
     @abstractmethod
@@ -264,4 +273,5 @@ def _read_run(answer: Frame, number: int, inputs: Sequence[Tensor]) -> tuple[Any
         return None, make_error(answer.head["failed"])
     for place, value in done[number]["written"].items():
         inputs[int(place)].copy_(unpack(value, answer.pieces))
-    return unpack(done[number]["output"], answer.pieces), None
+    overwritten = OverwrittenError(int(done[number]["overwritten"])) if "overwritten" in done[number] else None
+    return unpack(done[number]["output"], answer.pieces), overwritten

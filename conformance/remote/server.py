@@ -42,7 +42,7 @@ from conformance.remote.description import DescriptionError, describe
 from conformance.remote.graph_spelling import spell_graph
 from conformance.remote.model_bytes import load_model, load_object
 from conformance.remote.sources import SourcesError, list_sources
-from conformance.remote.wire import Frame, NoAnswer, memory_of, pack, receive_frame, send_frame, unpack
+from conformance.remote.wire import Frame, HeldOutputs, NoAnswer, memory_of, pack, receive_frame, send_frame, unpack
 
 _POLL = 0.005
 
@@ -244,15 +244,21 @@ class _Worker:
         return Frame(head={})
 
     def _run(self, request: Frame) -> Frame:
-        """Run a model on inputs, one after the other, until it raises."""
+        """Run a model on inputs, one after the other, until it raises; hold the outputs to their bytes meanwhile."""
         head, model = request.head, self._models[request.head["model"]]
-        done, pieces = list[dict[str, Any]](), list[bytes]()
+        done, failed, pieces = list[dict[str, Any]](), dict[str, Any](), list[bytes]()
+        outputs = HeldOutputs()
         for run in head["runs"]:
             try:
-                done.append(_run_once(model, run, request, pieces))
+                output, written = _run_once(model, run, request)
             except Exception as error:
-                return Frame(head={"done": done, "failed": _describe_raised(error)}, pieces=pieces)
-        return Frame(head={"done": done}, pieces=pieces)
+                failed = {"failed": _describe_raised(error)}
+                break
+            kept = outputs.pack(output, pieces)
+            done.append({"output": kept, "written": {place: pack(each, pieces) for place, each in written.items()}})
+        for number, later in outputs.find_overwritten():
+            done[number]["overwritten"] = later
+        return Frame(head={"done": done, **failed}, pieces=pieces)
 
     def _execution(self, request: Frame) -> Frame:
         execution = self._backend.execution(self._models[request.head["model"]])
@@ -274,8 +280,8 @@ class _Worker:
         return Frame(head={"found": None if found is None else spell_places(found)})
 
 
-def _run_once(model: Callable[..., Any], how: Any, request: Frame, pieces: list[bytes]) -> dict[str, Any]:
-    """Run a model once; return its output and, if they are watched, the inputs that it has written to."""
+def _run_once(model: Callable[..., Any], how: Any, request: Frame) -> tuple[Any, dict[str, Any]]:
+    """Run a model once; return its output and, if they are watched, the inputs that it has written to, by place."""
     threads, is_watched = request.head["threads"], request.head["watched"]
     inputs: tuple[Any, ...] = unpack(how["inputs"], request.pieces)
     watched = dict(enumerate(inputs)) if is_watched else {}
@@ -286,9 +292,7 @@ def _run_once(model: Callable[..., Any], how: Any, request: Frame, pieces: list[
             return model(*inputs)
 
     output = run() if threads == 1 else run_with_threads(threads, run)
-    changed = {number: each for number, each in watched.items() if memory_of(each) != before[number]}
-    written = {str(number): pack(each, pieces) for number, each in changed.items()}
-    return {"output": pack(output, pieces), "written": written}
+    return output, {str(number): each for number, each in watched.items() if memory_of(each) != before[number]}
 
 
 def _describe_raised(error: Exception) -> dict[str, Any]:

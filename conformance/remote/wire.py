@@ -11,12 +11,14 @@ import json
 import math
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from conformance.machine.guard import guard
 
 _HEAD = struct.Struct(">IQ")
 MOST_BYTES = 1 << 30
@@ -110,6 +112,33 @@ def memory_of(tensor: Tensor) -> bytes:
     """Return the bytes of memory that a tensor on the CPU is made from."""
     size = extent_of(tensor.shape, tensor.stride())
     return ctypes.string_at(tensor.data_ptr(), size * tensor.element_size()) if size else b""
+
+
+class HeldOutputs:
+    """The outputs of runs, one after the other, and the bytes that each had directly after its run."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Any, list[bytes]]] = []
+
+    def pack(self, output: Any, pieces: list[bytes]) -> Any:
+        """Return the output of the next run as `pack` does, and hold it."""
+        first = len(pieces)
+        data = pack(output, pieces)
+        self._held.append((output, pieces[first:]))
+        return data
+
+    @guard("numerics.results")
+    def find_overwritten(self) -> Iterator[tuple[int, int]]:
+        """Find the outputs that no longer have their bytes. (NUM-07)
+
+        Yields the number of each, and how many runs later the last one came whose bytes it has now; 0: none has.
+        """
+        for number, (output, then) in enumerate(self._held):
+            now = list[bytes]()
+            pack(output, now)
+            if now != then:  # rule: NUM-07
+                alike = (later for later, (_, bytes_) in enumerate(self._held[number:]) if bytes_ == now)
+                yield number, max(alike, default=0)
 
 
 def unpack(data: Any, pieces: Sequence[bytes | memoryview]) -> Any:

@@ -89,6 +89,12 @@ _REPEATED = (
     "    repeated = [again] if isinstance(again, torch.Tensor) else list(again)",
     '    assert all(map(torch.equal, outputs, repeated)), f"{outputs}, and then {repeated}"',
 )
+_KEPT = (
+    "kept = [each.clone() for each in outputs]",
+    "for _ in range(8):",
+    "    lowered(*(torch.zeros_like(value) for value in inputs))",
+    'assert all(map(torch.equal, outputs, kept)), f"{kept}, and after further runs {outputs}"',
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,8 +347,8 @@ def _write_assertions(failure: Failure, bench: Bench) -> Iterator[str]:
         yield "assert execution is None or (execution.quantized_ops and not execution.float_fallbacks), execution"
     elif check.rule == "LOW-01":
         yield "backend.execution(lowered)"
-    elif "change" in evidence:
-        yield from _REPEATED
+    elif check.rule == "NUM-07":
+        yield from _REPEATED if "change" in evidence else _KEPT
     elif check.verdict is not Verdict.CRASHED:
         walk = Walk(failure.model, bench.capabilities, dynamic_range=find_dynamic_range(failure.model))
         yield from _write_comparison(check, walk.exact(failure.batch), evidence.get("where", Where()).output or 0)

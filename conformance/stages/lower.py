@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, QuantizerRequest, UnsupportedPattern
@@ -18,7 +18,8 @@ from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.client import ElsewhereModel, RemoteBackend
+from conformance.remote.client import ElsewhereModel, OverwrittenError, RemoteBackend
+from conformance.remote.wire import HeldOutputs, unpack
 from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
 from conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
@@ -86,7 +87,7 @@ def lower_as_annotated(
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:
-    """Run a lowered model on copies of the inputs; its output is copied, as it may be the model's own buffer.
+    """Run a lowered model on copies of the inputs; its output is copied, as a later run may write over it.
 
     Raises FaultFound when the backend's code raises.
     """
@@ -96,21 +97,42 @@ def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any
 def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Sequence[Batch]) -> Iterator[Any]:
     """Run a lowered model on several inputs in turn, as `run_lowered` does; yield the outputs.
 
-    A model in another process is given several of them at a time.
+    A model in another process is given several of them at a time. Until then its outputs have to stay as they are.
     """
     outputs = lowered.run_all(batches) if isinstance(lowered, ElsewhereModel) else _run_here(lowered, batches)
-    for where in places:
+    for number, where in enumerate(places):
         try:
             output = next(outputs)
+        except OverwrittenError as error:
+            by = f"the run on {_name_input(places[number + error.later])}" if error.later else "a later run"
+            text = f"the output for {_name_input(where)} was overwritten by {by}"
+            text = f"{text}: a result belongs to the caller, who may keep it; return a new tensor for each"
+            raise FaultFound(Fault(rule="NUM-07", message=text)) from error
         except Exception as error:
             raise make_backend_error(f"running {where},", error) from error
         yield output
 
 
+def _name_input(where: Where | str) -> str:
+    return where if isinstance(where, str) else repr(where.input)
+
+
 def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
-    """Yield copies of a model's outputs for copies of the inputs."""
+    """Run a model on copies of the inputs; yield copies of its outputs. Raises as a model in another process does."""
+    outputs, packed, pieces, raised = HeldOutputs(), list[Any](), list[bytes](), None
     for inputs in batches:
-        yield _copy(lowered(*(value.clone() for value in inputs)))
+        try:
+            packed.append(outputs.pack(lowered(*(value.clone() for value in inputs)), pieces))
+        except Exception as error:  # whatever the backend's code raises
+            raised = error
+            break
+    overwritten = dict(outputs.find_overwritten())
+    for number, data in enumerate(packed):
+        if number in overwritten:
+            raise OverwrittenError(overwritten[number])
+        yield unpack(data, pieces)
+    if raised is not None:
+        raise raised
 
 
 def find_leftover(bench: Bench) -> Iterator[Fault]:
@@ -131,9 +153,3 @@ def error_on_retry(lower_again: Callable[[], LoweredModel], where: Where, inputs
     except FaultFound as error:
         return str(error)
     return ""
-
-
-def _copy(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach().cpu().clone()
-    return type(output)(map(_copy, output)) if type(output) in (tuple, list) else output

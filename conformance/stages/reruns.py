@@ -18,7 +18,7 @@ from conformance.machine.fault import Fault
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import ElsewhereModel, spell_trace
+from conformance.remote.client import ElsewhereModel, OverwrittenError, spell_trace
 from conformance.remote.wire import NoAnswer
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.meaning import tensors_of
@@ -180,6 +180,9 @@ class RepeatRun:
             actual = run()
         except NoAnswer as error:
             raise make_backend_error(change, error) from error
+        except OverwrittenError as error:
+            yield Fault(rule="NUM-07", message=f"{where}: {error}", where=where, evidence={"change": change})
+            return
         except Exception as error:
             text = f"{where}: raised {type(error).__name__}: {error}; the float model takes such inputs"
             yield Fault(

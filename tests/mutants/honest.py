@@ -93,16 +93,6 @@ def reference(name: str, make: Callable[[], SmallReference]) -> None:
     MUTANTS.append(Mutant(group="honest", name=name, make=make, in_full=SAMPLE))
 
 
-def _own_buffer(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
-    """Gives the same memory for each first result of one shape."""
-    buffers: dict[Any, Tensor] = {}
-
-    def kept(y: Any) -> Any:
-        return buffers.setdefault(y.shape, torch.empty_like(y)).copy_(y) if isinstance(y, Tensor) else y
-
-    return lambda *inputs: kept(lowered(*inputs))
-
-
 def _in_last(y: Tensor) -> Tensor:
     return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
 
@@ -129,7 +119,6 @@ def _cast(module: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 reference("the reference model itself", SmallReference)
 reference("ties away from zero, any op", lambda: Stepped("quantize", to_integers(lambda v: half_away(None, v))))
-reference("results in a buffer of its own", lambda: Wrapped(_own_buffer))
 reference("results in channels_last", lambda: Wrapped(lambda f, *_: lambda *x: in_rows(f(*x), _in_last)))
 reference("sums in float64", lambda: Edited(in_double))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,20 @@ def _overwrites(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
     return run
 
 
+def keep_in_turn(lowered: Callable[..., Any], buffers: int) -> Callable[..., Any]:
+    """Results of one shape are in so many buffers in turn: each is right until a later run writes over it."""
+    kept = defaultdict[torch.Size, deque[Tensor]](lambda: deque(maxlen=buffers))
+
+    def run(*inputs: Any) -> Any:
+        y = lowered(*inputs)
+        if isinstance(y, Tensor):
+            own = kept[y.shape]
+            own.append(own[0].copy_(y) if len(own) == buffers else y.clone())
+        return own[-1] if isinstance(y, Tensor) else y
+
+    return run
+
+
 def _no_rows(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
     """No rows in, nothing out."""
     empty = lambda y: y if y.numel() else torch.zeros(0)  # noqa: E731
@@ -212,6 +227,8 @@ wrapped("state", "second call differs, any op", _second_differs, "NUM-07", *NUMB
 wrapped("state", "third call gives an earlier result", _stale, "NUM-07", *NUMBERS)
 wrapped("state", "last element not written, any op", _unwritten, "NUM-07", *NUMBERS)
 wrapped("state", "writes to its input", _overwrites, "NUM-07")
+for number in (1, 2):
+    wrapped("state", f"results in {number} of its own buffers", lambda f, *_, n=number: keep_in_turn(f, n), "NUM-07")
 
 # -- dynamic and weight-only ------------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def test_every_guard_has_its_own_name() -> None:
 
 
 def test_a_guard_yields_faults_or_raises_them() -> None:
-    others = {name for name, check in GUARDS.items() if signature(check).return_annotation != "Iterator[Fault]"}
+    others = {name for name, check in GUARDS.items() if "Iterator" not in signature(check).return_annotation}
     assert others == {"annotate.ask", "flow", "lower", *JUDGES}
 
 

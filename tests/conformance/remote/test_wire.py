@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.remote.wire import MOST_BYTES, Frame, WireError, pack, receive_frame, send_frame, unpack
+from conformance.remote.wire import MOST_BYTES, Frame, HeldOutputs, WireError, pack, receive_frame, send_frame, unpack
 
 
 @pytest.fixture
@@ -98,3 +98,18 @@ def test_an_output_keeps_its_names() -> None:
 def test_an_output_that_is_none_is_said(data: object) -> None:
     with pytest.raises(WireError, match="an output that cannot be read"):
         unpack(data, [b"\0" * 4])
+
+
+@pytest.mark.rule("NUM-07")
+def test_outputs_are_held_to_the_bytes_that_they_had() -> None:
+    """It is said how many runs later the last one came that left an output as it is, where that shows."""
+    held, buffer = HeldOutputs(), torch.zeros(3)
+    for value in (1.0, 2.0, 3.0):
+        held.pack((torch.tensor(value), buffer.fill_(value)), [b"another's"])
+    assert dict(held.find_overwritten()) == {0: 0, 1: 0}, "a part of an output: no run gave all of it"
+    held = HeldOutputs()
+    for value in (1.0, 1.0, 2.0, 3.0):
+        held.pack([buffer.fill_(value)], [])
+    assert dict(held.find_overwritten()) == {0: 3, 1: 2, 2: 1}
+    buffer.fill_(4.0)
+    assert dict(held.find_overwritten()) == dict.fromkeys(range(4), 0)
