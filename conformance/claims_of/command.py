@@ -108,7 +108,8 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
     if not CAN_FORK:
         result = InProcess(serve).run(request)
     else:
-        with contextlib.closing(Forked(serve, limit=limit, share=1, is_guarded=True)) as isolation:
+        isolation = Forked(serve, limit=limit, share=1, holds="the Quantizer", is_guarded=True)
+        with contextlib.closing(isolation):
             result = isolation.run(request)
     if result.ending is Ending.TIMEOUT:
         raise ProbingFailed(

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
+from backends.base import Backend, Capabilities
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
@@ -40,6 +40,7 @@ from conformance.machine.fault import FaultFound
 from conformance.machine.messages import Begin
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError
 from conformance.reproducers.standalone import fails_standalone
@@ -64,6 +65,7 @@ MOST_RUNS = 100
 """Maximal number of runs for shrinking."""
 HANG = 20
 """Number of runs that one which hangs counts as."""
+_INTERNAL = (isolation.Ending.ERROR, isolation.Ending.LOST)
 _NOTHING = "nothing was drawn: waivers cover every pattern"
 
 
@@ -142,7 +144,7 @@ class Search:
     def __init__(self, bench: Bench, name: str, claims: tuple[Claim, ...], setup: ModelSetup) -> None:
         self._bench, self._name, self._claims, self._setup = bench, name, claims, setup
         self._isolation: isolation.Isolation[GraphTask] = (
-            isolation.Forked(self._serve, limit=LIMIT, share=SERVED)
+            isolation.Forked(self._serve, limit=LIMIT, share=SERVED, holds=_find_held(bench.backend))
             if isolation.CAN_FORK
             else isolation.InProcess(self._serve)
         )
@@ -217,7 +219,7 @@ class Search:
 
     def _judge(self, graph: DrawnGraph) -> Judgement:
         work = self._isolation.run(GraphTask(graph=graph))
-        return Judgement(check=self._check_of(work), is_internal=work.ending is isolation.Ending.ERROR)
+        return Judgement(check=self._check_of(work), is_internal=work.ending in _INTERNAL)
 
     def _serve(self, task: GraphTask) -> Iterator[Begin | Check]:
         """Judge a graph; or find where its fault shows, and announce each attempt."""
@@ -302,6 +304,12 @@ class Search:
             claim=self._name, stage="numerics", rule="", outcome="error", verdict=verdict, message=message,
             evidence=shown,
         )  # fmt: skip
+
+
+def _find_held(backend: Backend) -> str:
+    """Say whose code a process of the judge holds beside the suite's; "": nobody's."""
+    is_elsewhere = isinstance(backend, RemoteBackend) and not backend.description.own
+    return "" if is_elsewhere else "the vendor's code"
 
 
 def _list_attempts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[tuple[GraphModule, Batch, bool]]:

@@ -11,32 +11,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
+import socket
 import tempfile
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import current_process, get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
 from conformance.machine.guard import guard
-from conformance.machine.messages import MESSAGES, from_line, to_line
+from conformance.machine.messages import MESSAGES, Begin, from_line, to_line
 from conformance.machine.process import (
-    MOST_OUTPUT,
     PATIENCE,
     SPARE,
     Helper,
+    cut_flood,
     describe_exit,
+    end_process,
     exit_status_of,
+    fork,
     leave_files,
     own_peak_mib,
     read_output,
     settle,
     stand_guard,
+    wait_for,
 )
 from reports.codec import Message, decode, line_of, loads
 from reports.schema import Evidence, evidence
@@ -56,10 +60,15 @@ _POLL = 0.05
 
 
 class Ending(TextEnum):
-    """How a piece of work ended."""
+    """How a piece of work ended.
+
+    ERROR: the suite's code raised. LOST: the judge's own process died or hung. DIED and TIMEOUT are of a process that
+    runs code of others.
+    """
 
     DONE = "done"
     ERROR = "error"
+    LOST = "lost"
     DIED = "died"
     TIMEOUT = "timeout"
 
@@ -80,6 +89,7 @@ class LostProcess(BaseException):
 _LOST = {
     Ending.DIED: (Verdict.CRASHED, "printed"),
     Ending.TIMEOUT: (Verdict.TIMEOUT, "printed"),
+    Ending.LOST: (Verdict.UNEXERCISED, "printed"),
     Ending.ERROR: (Verdict.UNEXERCISED, "traceback"),
 }
 """Verdict of lost work, and the name of its text in the evidence."""
@@ -90,7 +100,7 @@ class WorkResult:
     """The messages of a piece of work, and how it ended.
 
     ``message`` says why it is not DONE. ``text`` is the traceback of an ERROR, or the last output of a process that
-    DIED or was killed at the limit. ``peak_mib`` is the largest resident size of a process that did the work.
+    died or was killed at the limit. ``peak_mib`` is the largest resident size of a process that did the work.
     ``is_final``: another try would show no more.
     """
 
@@ -106,8 +116,8 @@ class WorkResult:
 @guard("isolation")
 def verdict_of_lost_work(result: WorkResult) -> tuple[Verdict, str, Evidence]:
     """Return the verdict, message and evidence of work that did not end well."""
-    origin = "internal error of the suite: " if result.ending is Ending.ERROR else ""
     verdict, name = _LOST[result.ending]
+    origin = "internal error of the suite: " if verdict is Verdict.UNEXERCISED else ""
     return verdict, origin + result.message, evidence({name: result.text} if result.text else {})
 
 
@@ -132,18 +142,20 @@ class Forked(Generic[Work]):
     """Does work in forked children. ``limit``: seconds for one piece of work. ``share``: maximal number per child.
 
     ``grace``: further seconds, in which a child itself says that what it waits for did not end within the limit.
-    ``helper`` makes processes for the children. ``is_guarded``: the vendor's code runs in the children, behind a guard.
+    ``helper`` makes processes for the children. ``holds``: whose code runs in the children beside the suite's; "":
+    nobody's. ``is_guarded``: they stand behind a guard.
     """
 
     def __init__(
         self, serve: Serve[Work], *, limit: float, share: int, grace: float = 0.0, helper: Helper | None = None,
-        is_guarded: bool = False,
+        holds: str = "", is_guarded: bool = False,
     ) -> None:  # fmt: skip
         self._serve = serve
         self._limit = limit
         self._share = share
         self._grace = grace
         self._helper = helper
+        self._holds = holds
         self._is_guarded = is_guarded
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
         weakref.finalize(self, self._output.close)
@@ -151,11 +163,11 @@ class Forked(Generic[Work]):
         self._helpers_start = 0
 
     def run(self, work: Work) -> WorkResult:
-        """Do a piece of work in a child; once more in a new one if a used child does not complete it."""
+        """Do a piece of work in a child; once more in a new one if a used child does not complete it, or was lost."""
         is_used = self._child is not None
         result = self._run_once(work)
-        is_complete = result.ending is Ending.DONE or result.is_final
-        return self._run_once(work) if is_used and not is_complete else result
+        is_complete, is_lost = result.ending is Ending.DONE or result.is_final, result.ending is Ending.LOST
+        return self._run_once(work) if is_lost or (is_used and not is_complete) else result
 
     def close(self) -> None:
         """Kill the child that is left, if any."""
@@ -177,7 +189,7 @@ class Forked(Generic[Work]):
                 self.close()  # a child knows only the helper that was there when it was made
                 self._helpers_start = start
         child = self._child = self._child or _Child(
-            self._serve, self._limit, self._grace, self._output, self._is_guarded,
+            self._serve, self._limit, self._grace, self._output, self._holds, self._is_guarded,
             () if self._helper is None else self._helper.files,
         )  # fmt: skip
         is_reusable = False
@@ -212,25 +224,27 @@ _KINDS = {**MESSAGES, _End.kind: _End}
 class _Child(Generic[Work]):
     """A forked child, seen from its parent.
 
-    It is a `multiprocessing` process. The channel is a pair of sockets: another process could open a pipe through
-    /proc, and write messages there. They come as plain lines, as a `Connection` would wait for the rest of a message
-    that a death or a hang has cut. A process that it has started may hold its end open, so that neither this nor the
-    sentinel shows its death; so its exit status is polled.
+    The channel is a pair of sockets: another process could open a pipe through /proc, and write messages there. They
+    come as lines. A process that it has started may hold its end open, so that this does not show its death; so its
+    exit status is polled.
     """
 
     def __init__(
-        self, serve: Serve[Work], limit: float, grace: float, output: IO[bytes], is_guarded: bool,
+        self, serve: Serve[Work], limit: float, grace: float, output: IO[bytes], holds: str, is_guarded: bool,
         helper_files: Sequence[int],
     ) -> None:  # fmt: skip
-        context = get_context("fork")
-        self._channel, theirs = context.Pipe()
+        self._channel, theirs = socket.socketpair()
         self.served = 0
         self._limit = limit
         self._grace = grace
         self._output = output
-        arguments = (serve, limit + grace, theirs, self._channel, output.fileno(), is_guarded, helper_files)
-        self._process = context.Process(target=_live, args=arguments, daemon=True)
-        self._process.start()
+        self._holds = holds
+        self._is_guarded = is_guarded
+        self._status: int | None = None
+        self.group = fork()
+        """The process group of the child: it is its leader."""
+        if self.group == 0:
+            _live(serve, limit + grace, theirs, self._channel, output.fileno(), is_guarded, helper_files)
         theirs.close()
 
     def run(self, work: Work) -> WorkResult:
@@ -240,39 +254,30 @@ class _Child(Generic[Work]):
         started = time.monotonic()
         messages: list[Message] = []
         try:
+            self._channel.settimeout(self._limit + self._grace)
             with contextlib.suppress(ConnectionError):  # it died before it has read the work: it will not answer now
-                self._channel.send(work)
+                self._channel.sendall(pickle.dumps(work))
                 for line in self._read_lines(started + self._limit + self._grace):
                     message = decode(loads(line), _KINDS)
                     if isinstance(message, _End):
                         return _make_result(messages, message, started)
                     messages.append(message)
-            end = self._make_end(Ending.DIED, self._describe_death())
+            self._has_exited(PATIENCE)
+            text = describe_exit(self._status, self._name_in(messages))
+            end = self._make_end(Ending.DIED if self._holds else Ending.LOST, text)
         except TimeoutError:
             self._dump_stack()
-            end = self._make_end(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
+            text = f"{self._name_in(messages)} did not end within {self._limit:g} s (--claim-timeout)"
+            end = self._make_end(Ending.TIMEOUT if self._holds else Ending.LOST, text)
         except (ValueError, RecursionError) as error:
             end = self._make_end(Ending.ERROR, f"the process sent a line that is no message: {error}")
         return _make_result(messages, end, started)
 
     def end(self) -> None:
         """Kill the child and all that it started, and leave no zombie."""
-        self._process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
-            os.killpg(self._pid, signal.SIGKILL)
-        self._process.join()
-        self._process.close()
+        if self._status is None:
+            end_process(self.group, is_guard=self._is_guarded)
         self._channel.close()
-
-    @property
-    def group(self) -> int:
-        """The process group of the child: it is its leader."""
-        return self._pid
-
-    @property
-    def _pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
 
     def _read_lines(self, deadline: float) -> Iterator[str]:
         """Yield the lines that the child sends, until it is dead. Raises TimeoutError at the deadline."""
@@ -289,31 +294,25 @@ class _Child(Generic[Work]):
                 yield from (line.decode(errors="replace") for line in lines)
             else:
                 return
-            if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
-                self._output.truncate(0)
+            cut_flood(self._output)
 
     def _has_exited(self, patience: float = 0.0) -> bool:
-        """Tell whether the child has exited, and wait for it up to ``patience`` seconds.
+        """Tell whether the child has exited, and wait for it up to ``patience`` seconds."""
+        if self._status is None:
+            self._status = wait_for(self.group, patience)
+        return self._status is not None
 
-        Not by ``join``: a child that closes all its descriptors makes its sentinel ready, and it then waits for ever.
-        """
-        deadline = time.monotonic() + patience
-        while self._process.exitcode is None:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL / 10)
-        return True
-
-    def _describe_death(self) -> str:
-        """Say how the child ended."""
-        self._has_exited(PATIENCE)
-        return describe_exit(self._process.exitcode)
+    def _name_in(self, messages: Sequence[Message]) -> str:
+        """Name the child in what is said of its end; with the step that it was at, as far as it has said so."""
+        step = next((f" (in {each.stage})" for each in reversed(messages) if isinstance(each, Begin)), "")
+        name = f"the process that holds both the suite and {self._holds}" if self._holds else "the judge's process"
+        return f"{name}{step}"
 
     def _dump_stack(self) -> None:
         """Have the child print where it hangs, as far as it still can; this ends it."""
         if not self._has_exited():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGABRT)  # a guard in front of it ends as it does
+                os.killpg(self.group, signal.SIGABRT)  # a guard in front of it ends as it does
             self._has_exited(PATIENCE)
 
     def _make_end(self, ending: Ending, message: str) -> _End:
@@ -322,13 +321,12 @@ class _Child(Generic[Work]):
 
 
 def _live(
-    serve: Serve[Work], limit: float, channel: Connection, parents: Connection, output: int, is_guarded: bool,
+    serve: Serve[Work], limit: float, channel: socket.socket, parents: socket.socket, output: int, is_guarded: bool,
     helper_files: Sequence[int],
 ) -> NoReturn:  # fmt: skip
     """Be the child: do all work that comes, and never return into the parent's code."""
     status = 1
     try:
-        current_process().daemon = False  # the backend may have children
         parents.close()
         settle(output)
         if is_guarded:
@@ -351,11 +349,11 @@ def _live(
         os._exit(status & 0xFF)
 
 
-def _receive(channel: Connection) -> Iterator[Any]:
+def _receive(channel: socket.socket) -> Iterator[Any]:
     """Yield pieces of work until the parent closes its end."""
-    with contextlib.suppress(EOFError, ConnectionError):
+    with channel.makefile("rb") as stream, contextlib.suppress(EOFError, ConnectionError):
         while True:
-            yield channel.recv()
+            yield pickle.load(stream)
 
 
 def _do(serve: Serve[Work], work: Work, send: Callable[[str], object]) -> _End:

@@ -10,7 +10,9 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
 PATIENCE = 1.0
@@ -26,8 +28,9 @@ OWN_FRAMES = (f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}mach
 """How the frames of the suite's own loops begin in a dumped stack: they, and what called them, are not shown."""
 MOST_FILES = 4096
 """Descriptors from this number on are not looked at."""
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+_POLL = 0.005
+_DIE_WITH_PARENT, _TAKE_ORPHANS = 1, 36
+"""PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux's prctl."""
 
 
 class Helper(Protocol):
@@ -89,27 +92,104 @@ def leave_files(*kept: int) -> None:
                 os.dup2(null, descriptor, inheritable=False)
 
 
-def stand_guard() -> None:
+def stand_guard(*, ends_all: bool = True) -> None:
     """Go on in a child of this process, while this process waits for it and ends as it ends.
 
-    Code that harms its parent then harms the guard, and not the process that judges.
+    Code that harms its parent then harms the guard, and not the process that judges. What the child leaves running, in
+    a session of its own too, falls to the guard (on Linux), which ends it. ``ends_all``: also when the child ends.
     """
     guard = os.getpid()
+    _control_process(_TAKE_ORPHANS, 1)
     child = os.fork()
     if child == 0:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != guard:
-            os._exit(1)
+        die_with(guard)
         return
     signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it asks the whole group for its stacks
     os.closerange(3, MOST_FILES)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ended, code = os.wait()
+    while ended != child:  # an orphan
+        ended, code = os.wait()
+    status = os.waitstatus_to_exitcode(code)
+    if ends_all:
+        _end_descendants(guard)
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent ends (on Linux), and now if that is no longer ``parent``."""
+    _control_process(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _control_process(what: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(what, value)
+
+
+def fork() -> int:
+    """Fork this process; what it has printed, but not yet written, only the parent will write."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    return os.fork()
+
+
+def end_process(pid: int, *, is_guard: bool) -> None:
+    """Kill a child, which leads its group, and all that is in that; of a guard all that was started behind it."""
+    if is_guard:
+        _end_descendants(pid)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    wait_for(pid, PATIENCE)
+
+
+def _end_descendants(ancestor: int) -> None:
+    """Kill all that a process has started, and what that has, as far as the system tells of them."""
+    deadline, is_alive = time.monotonic() + PATIENCE, True
+    while is_alive and time.monotonic() < deadline:
+        found = _list_descendants(ancestor)
+        for pid in found:  # a zombie may still have threads
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        is_alive = any(state != b"Z" for state in found.values())
+        time.sleep(_POLL if is_alive else 0)
+
+
+def _list_descendants(ancestor: int) -> dict[int, bytes]:
+    """Return the processes below one, with their states; none where there is no ``/proc``."""
+    states, parents = dict[int, bytes](), dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
+            states[int(path.parent.name)], parents[int(path.parent.name)] = state, int(parent)
+    found, new = set[int](), {ancestor}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return {pid: states[pid] for pid in found}
+
+
+def wait_for(pid: int, patience: float) -> int | None:
+    """Return how a child exited, as `os.waitstatus_to_exitcode` gives it; None: it has not, or is not known.
+
+    What it has started in its group is killed when it has exited, and before its number is free again.
+    """
+    deadline = time.monotonic() + patience
+    try:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
 
 
 def exit_status_of(leaving: SystemExit) -> int:
@@ -124,25 +204,37 @@ def freeze_memory() -> None:
     gc.set_threshold(50_000, 20, 20)  # or they look for garbage all the time: an export makes millions of objects
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int | None, who: str = "the process") -> str:
     """Say how a process ended. ``status``: its exit status; negative: the signal; None: it is not known to have."""
     if status is None:
-        return "the process closed its channel to the suite"
+        return f"{who} closed its channel to the suite"
     if status >= 0:
-        return f"the process exited with status {status}"
+        return f"{who} exited with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
     hint = ", as when memory runs out" if -status == signal.SIGKILL else ""
-    return f"the process was killed by {name} ({signal.strsignal(-status)}{hint})"
+    return f"{who} was killed by {name} ({signal.strsignal(-status)}{hint})"
+
+
+def cut_flood(output: IO[bytes]) -> None:
+    """Drop a process's output but for its end where it is more than is kept."""
+    size = os.fstat(output.fileno()).st_size
+    if size > MOST_OUTPUT:
+        end = os.pread(output.fileno(), TAIL, size - TAIL)
+        output.truncate(0)
+        os.write(output.fileno(), end)  # it is appended, as all that the process writes
 
 
 def read_output(output: IO[bytes]) -> str:
-    """Return the end of a process's output; of a dumped stack only the frames of the code that it was running."""
+    """Return the end of a process's output; of a dumped stack the first frames of the code that it was running."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - MOST_OUTPUT))
     text = output.read().decode(errors="replace")
     before, mark, stack = text.rpartition("(most recent call first)")
-    for frame in OWN_FRAMES if mark else ():
+    if not mark:
+        return text[-TAIL:]
+    for frame in OWN_FRAMES:
         stack = stack.split(frame)[0]
-    return f"{before}{mark}{stack}"[-TAIL:]
+    stack = stack[: TAIL - len(mark)]
+    return f"{before}{mark}"[len(stack) - TAIL :] + stack
 
 
 _noted_peak = 0.0

@@ -32,8 +32,9 @@ SHARES = {"quick": 32, "full": 1, "stress": 1}
 claim in full, but half of one in quick; shared by 32 claims it is about 2 ms."""
 JUDGED_BY_ONE = 256
 """How many claims one process of the judge may take: no vendor's code runs in it that would leave something behind."""
-GRACE = 5.0
-"""Seconds after the limit in which the judge's process itself says that the backend's process hangs."""
+GRACE = 10.0
+"""Seconds after the limit in which the judge's process itself says that the backend's process hangs: longer than a
+host that was stopped can hold it (`conformance.remote.host.ANSWERS_WITHIN`)."""
 WORTH_WARMING = 16
 """Number of children from which on warming saves more than it costs."""
 WARMING = (
@@ -113,11 +114,12 @@ def make_bailiff(run: Run, host: Host | None = None) -> Bailiff:
     )
     own = Forked(
         _serve_remote(lambda: _import_own(run)), limit=limit, grace=GRACE, share=SHARES[options.profile], helper=host,
-        is_guarded=True,
+        holds="the vendor's code", is_guarded=True,
     )  # fmt: skip
     given = Forked(
-        _serve_remote(lambda: run), limit=limit, grace=GRACE, share=1, helper=host, is_guarded=True
-    )  # what a user's model changes in its process, no other model finds
+        _serve_remote(lambda: run), limit=limit, grace=GRACE, share=1, helper=host, holds="the user's model",
+        is_guarded=True,
+    )  # fmt: skip  # what a user's model changes in its process, no other model finds
     places = dict[str, Isolation[Work]]()
     for name, unit in run.units.items():
         if run.needs_own_code(unit):

@@ -214,6 +214,6 @@ def _make_lost_work(report: pytest.TestReport) -> WorkResult:
     """Return the result for a test that failed without leaving rows."""
     ending, message = Ending.ERROR, f"the test's {report.when} failed"
     if report.when not in _PHASES:
-        ending, message = Ending.DIED, "the worker process died; its stderr may say why"
+        ending, message = Ending.LOST, "the worker process died; its stderr may say why"
     text = report.longreprtext if ending is Ending.ERROR else ""
     return WorkResult(messages=(), ending=ending, seconds=report.duration, peak_mib=0.0, message=message, text=text)

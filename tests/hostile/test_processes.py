@@ -20,6 +20,41 @@ def run_hostile(folder: Path, backend: str, *options: str, **variables: str) -> 
     return run(folder, backend, ONE, *options, cwd=VENDORS, PYTHONPATH=path, **variables)
 
 
+HARMED = {
+    "segfault": "the judge's process (in fuse) was killed by SIGSEGV (Segmentation fault)",
+    "hang": "the judge's process (in fuse) did not end within 4 s (--claim-timeout)",
+}
+
+
+def run_harmed(folder: Path, way: str, *options: str, **variables: str) -> Ran:
+    """Run two claims of a right backend; the judge of one is harmed."""
+    path = os.pathsep.join([str(REPO), str(FAKES), str(VENDORS)])
+    words = ("-p", "harmed_judge", "--claim=nn.Linear/*", "--claim-timeout=4", *options)
+    harm = {"HARMED_CLAIM": "per_tensor_symmetric", "HARMED_WAY": way}
+    return run(folder, "fakes:Good", *words, cwd=VENDORS, PYTHONPATH=path, **harm, **variables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "workers"), [("segfault", "-n0"), ("hang", "-n0"), ("segfault", "-n1")])
+def test_a_judge_that_dies_or_hangs_costs_a_claim_and_names_the_suite(tmp_path: Path, way: str, workers: str) -> None:
+    ran = run_harmed(tmp_path, way, workers)
+    assert ran.status == 1 and ran.results.outcome is Outcome.FAIL, ran.said
+    harmed, *others = sorted(ran.results.claims, key=lambda claim: "per_tensor_symmetric" not in claim.claim)
+    assert others and {claim.verdict for claim in others} == {Verdict.VERIFIED}
+    assert harmed.verdict is Verdict.UNEXERCISED
+    assert harmed.reason.endswith(f": internal error of the suite: {HARMED[way]}")
+    (check,) = [check for check in ran.results.checks if check.claim == harmed.claim and check.outcome == "error"]
+    assert "in run_harmed" in str(check.evidence["printed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", HARMED)
+def test_a_claim_whose_judge_died_or_hung_is_tried_again(tmp_path: Path, way: str) -> None:
+    ran = run_harmed(tmp_path, way, HARMED_ONCE=str(tmp_path / "once"))
+    assert (tmp_path / "once").exists()
+    assert ran.status == 0 and {claim.verdict for claim in ran.results.claims} == {Verdict.VERIFIED}, ran.said
+
+
 TOLD = {"exit 0": "the process exited with status 0", "segfault": "SIGSEGV", "odd": "KeyboardInterrupt: odd"}
 
 
@@ -47,6 +82,15 @@ def test_a_backend_that_hangs_before_the_run_is_a_usage_error(tmp_path: Path, pl
     assert ran.status == USAGE_ERROR, ran.said
     assert "did not answer within 2 s" in ran.err
     assert "in misbehave" in ran.err or way == "stop the parent"  # it tells where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["hang", "stop the parent", "segfault"])
+def test_a_warm_up_that_does_not_return_costs_nothing_but_warmth(tmp_path: Path, way: str) -> None:
+    ran = run_hostile(tmp_path, "ends:Ends", "--claim-timeout=8", HOSTILE_PLACE="warm_up", HOSTILE_WAY=way)
+    assert ran.status == 0 and [claim.verdict for claim in ran.results.claims] == [Verdict.VERIFIED], ran.said
+    end = "SIGSEGV" if way == "segfault" else "the process did not answer within 8 s (--claim-timeout)"
+    assert f"backend ends:Ends: warm_up() did not return: {end}" in ran.out.replace("the process was killed by ", "")
 
 
 @pytest.mark.slow

@@ -158,7 +158,8 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
     """Run every unit; return the failures, and the units whose verdict shows neither a fault nor that there is none."""
     failures, undecided, seen = list[FailedUnit](), list[str](), set[str]()
     serve = _add_guards(make_server(run.make_bench(), units), seen)
-    with watch_guards(seen), contextlib.closing(Forked(serve, limit=LIMIT, share=SHARES[profile])) as isolation:
+    forked = Forked(serve, limit=LIMIT, share=SHARES[profile], holds="the mutant")
+    with watch_guards(seen), contextlib.closing(forked) as isolation:
         for name, unit in units.items():
             seen.clear()
             work = isolation.run(name)

@@ -106,7 +106,7 @@ def test_a_spec_that_names_no_quantizer(
     ("name", "message"),
     [
         ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
-        ("Dying", "the process exited with status 7"),
+        ("Dying", "the process that holds both the suite and the Quantizer exited with status 7"),
         ("Hanging", "was not probed within 1 s: give a longer --timeout"),
     ],
 )

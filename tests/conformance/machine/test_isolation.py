@@ -10,26 +10,30 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from conformance.machine import isolation as module
 from conformance.machine import process
-from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult
-from conformance.machine.messages import to_line
+from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult, verdict_of_lost_work
+from conformance.machine.messages import Begin, to_line
 from conformance.machine.process import own_peak_mib
 from reports.schema import Measurement
+from reports.verdicts import Verdict
 from tests.conformance.support.endings import WAYS, message, said
 
 pytestmark = pytest.mark.slow
 
 LIMIT = 1.0
+HOLDER = "the process that holds both the suite and a backend"
+"""What the children are called in what is said of their end."""
 
 
 def serve(name: str) -> Iterator[Measurement]:
     """A message before, the way that the name says, a message after."""
     yield message(pid=os.getpid(), parent=os.getppid())
-    WAYS[name]()
+    WAYS[name.strip()]()
     yield message(told="after")
 
 
@@ -45,7 +49,7 @@ def forked() -> Iterator[Callable[..., Forked[str]]]:
     made: list[Forked[str]] = []
 
     def make(share: int = 1, limit: float = LIMIT) -> Forked[str]:
-        made.append(Forked(serve, limit=limit, share=share))
+        made.append(Forked(serve, limit=limit, share=share, holds="a backend"))
         return made[-1]
 
     yield make
@@ -113,14 +117,14 @@ def test_a_child_has_no_handlers_of_pytest_that_keep_its_logs() -> None:
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("segfault", "the process was killed by SIGSEGV (Segmentation fault)"),
-        ("kill", "the process was killed by SIGKILL (Killed, as when memory runs out)"),
-        ("real time", f"the process was killed by signal 40 ({signal.strsignal(40)})"),
-        ("sys.exit", "the process exited with status 3"),
-        ("sys.exit text", "the process exited with status 1"),
-        ("os._exit", "the process exited with status 0"),
-        ("interrupt", "the process exited with status 1"),
-        ("fork and die", "the process was killed by SIGABRT (Aborted)"),
+        ("segfault", f"{HOLDER} was killed by SIGSEGV (Segmentation fault)"),
+        ("kill", f"{HOLDER} was killed by SIGKILL (Killed, as when memory runs out)"),
+        ("real time", f"{HOLDER} was killed by signal 40 ({signal.strsignal(40)})"),
+        ("sys.exit", f"{HOLDER} exited with status 3"),
+        ("sys.exit text", f"{HOLDER} exited with status 1"),
+        ("os._exit", f"{HOLDER} exited with status 0"),
+        ("interrupt", f"{HOLDER} exited with status 1"),
+        ("fork and die", f"{HOLDER} was killed by SIGABRT (Aborted)"),
     ],
 )
 def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
@@ -136,7 +140,7 @@ def test_a_death_is_known_by_its_cause_and_keeps_earlier_messages(
 def test_a_hang_ends_at_the_limit_with_all_that_it_started_and_tells_where(forked: Callable[..., Forked[str]]) -> None:
     isolation = forked(limit=0.4)
     result = isolation.run("hang with a process")
-    assert (result.ending, result.message) == (Ending.TIMEOUT, "did not end within 0.4 s (--claim-timeout)")
+    assert (result.ending, result.message) == (Ending.TIMEOUT, f"{HOLDER} did not end within 0.4 s (--claim-timeout)")
     assert 0.4 <= result.seconds < 10
     assert sleepers_of(pid_of(result)) == []
     stack = result.text.partition("(most recent call first)")[2].splitlines()
@@ -149,7 +153,7 @@ def test_a_child_that_closes_its_channel_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     result = forked().run("close")
-    assert (result.ending, result.message) == (Ending.DIED, "the process closed its channel to the suite")
+    assert (result.ending, result.message) == (Ending.DIED, f"{HOLDER} closed its channel to the suite")
 
 
 @pytest.mark.parametrize("way", ["stop", "close and ignore"])
@@ -240,6 +244,34 @@ def test_what_is_not_done_after_others_is_tried_again_alone(forked: Callable[...
     assert len(set(pids([before, found, after]))) == 3
 
 
+def serve_first(name: str) -> Iterator[Measurement | Begin]:
+    """Begin, and end in the way that the name says as long as there is no file of the rest of the name."""
+    way, _, path = name.partition(" ")
+    yield Begin(stage="convert", case="a case")
+    if not path or not Path(path).exists():
+        if path:
+            Path(path).touch()
+        WAYS[way]()
+    yield message(told="after")
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("abort", "the judge's process (in convert) was killed by SIGABRT (Aborted)"),
+        ("stop", "the judge's process (in convert) did not end within 0.4 s (--claim-timeout)"),
+    ],
+)
+def test_the_loss_of_a_judge_that_holds_no_other_code_is_the_suites_fault_once_it_came_twice(
+    tmp_path: Path, way: str, told: str
+) -> None:
+    with closing(Forked(serve_first, limit=0.4, share=9)) as isolation:
+        once, always = isolation.run(f"{way} {tmp_path / 'once'}"), isolation.run(way)
+    assert once.ending is Ending.DONE and (tmp_path / "once").exists()
+    assert (always.ending, always.message) == (Ending.LOST, told)
+    assert verdict_of_lost_work(always)[:2] == (Verdict.UNEXERCISED, f"internal error of the suite: {told}")
+
+
 def test_no_work_is_blamed_for_what_earlier_work_left_behind() -> None:
     done: list[str] = []
 
@@ -277,6 +309,16 @@ def test_a_child_that_died_between_two_names_is_replaced(forked: Callable[..., F
     os.kill(pid, signal.SIGKILL)
     time.sleep(0.05)
     result = isolation.run("nothing")
+    assert result.ending is Ending.DONE and pids([result]) != [pid]
+
+
+@pytest.mark.timeout(30)
+def test_work_that_a_stopped_child_does_not_take_ends_at_the_limit(forked: Callable[..., Forked[str]]) -> None:
+    """It is more than a pipe holds."""
+    isolation = forked(share=9)
+    (pid,) = pids([isolation.run("nothing")])
+    os.kill(pid, signal.SIGSTOP)
+    result = isolation.run(f"nothing{' ' * (1 << 22)}")
     assert result.ending is Ending.DONE and pids([result]) != [pid]
 
 

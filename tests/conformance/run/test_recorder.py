@@ -95,6 +95,7 @@ def test_a_claim_counts_what_fails_in_all_its_checks_unless_it_is_chance(
     [
         (Ending.DIED, Verdict.CRASHED, "printed"),
         (Ending.TIMEOUT, Verdict.TIMEOUT, "printed"),
+        (Ending.LOST, Verdict.UNEXERCISED, "printed"),
         (Ending.ERROR, Verdict.UNEXERCISED, "traceback"),
     ],
 )
@@ -133,14 +134,15 @@ def test_a_process_that_dies_names_the_stage_and_the_case_that_it_was_at(session
     assert results.claims[0].reason == "default: SIGX"
 
 
-def test_a_dead_worker_crashes_the_claim_that_it_had(session: Callable[..., Session]) -> None:
+def test_a_dead_worker_of_pytest_costs_the_claim_that_it_had(session: Callable[..., Session]) -> None:
     run = session("a", "b")
     run.report(run.claims[0], "???", "failed", "worker 'gw1' crashed while running …")
     run.whole(run.claims[1])
     status, results = run.finish(1)
     assert status == 1 and results.outcome is Outcome.FAIL and not results.problems
-    assert [c.verdict for c in results.claims] == [Verdict.CRASHED, PASS]
-    assert "worker process died" in results.claims[0].reason and "gw1" not in run.path.read_text()
+    assert [c.verdict for c in results.claims] == [Verdict.UNEXERCISED, PASS]
+    assert results.claims[0].reason.startswith("internal error of the suite: the worker process died")
+    assert "gw1" not in run.path.read_text()
 
 
 def test_a_test_that_fails_without_rows_is_the_suites_own_error(session: Callable[..., Session]) -> None:
@@ -208,7 +210,12 @@ def test_a_job_that_is_missing_makes_the_run_incomplete(session: Callable[..., S
 
 @pytest.mark.parametrize(
     ("ending", "verdict"),
-    [(Ending.DIED, Verdict.CRASHED), (Ending.TIMEOUT, Verdict.TIMEOUT), (Ending.ERROR, Verdict.UNEXERCISED)],
+    [
+        (Ending.DIED, Verdict.CRASHED),
+        (Ending.TIMEOUT, Verdict.TIMEOUT),
+        (Ending.LOST, Verdict.UNEXERCISED),
+        (Ending.ERROR, Verdict.UNEXERCISED),
+    ],
 )
 def test_a_job_that_is_cut_short_says_so(session: Callable[..., Session], ending: Ending, verdict: Verdict) -> None:
     run = session("a", jobs=["model/resnet/ptq", "fact/fingerprint/nn.Linear/x"])
