@@ -178,7 +178,7 @@ class InductorBackend(ExportingBackend):
     def versions(self) -> dict[str, str]:
         """Return also the version of the C++ compiler."""
         compiler = _find_compiler()
-        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
         return {compiler: output.partition("\n")[0]} | super().versions()
 
     def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:

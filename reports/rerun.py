@@ -156,7 +156,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE)
     _signal(process, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the system holds it
+        process.wait(_GRACE)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

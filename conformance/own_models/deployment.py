@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
+from conformance.machine.messages import Begin
 from conformance.oracle.grids import place_on_grids
 from conformance.own_models.capturing import capture, spell_mapping
 from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
@@ -25,9 +26,9 @@ from conformance.own_models.multiplications import count_multiplications
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.state import LoweredModel
-from conformance.whole_models.flow import ModelSetup, QuantizedModel, quantize_model
+from conformance.whole_models.flow import ModelSetup, quantize_model
 from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
-from refimpl import explain
+from refimpl import QConfigMapping, explain
 from refimpl.explain import dtypes_of
 from reports.measured import Deployment, Metric, ModelPart
 from reports.numbers import Number
@@ -41,20 +42,26 @@ _REPEATS = 5
 
 def deploy(
     bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, load: Callable[[], GivenModel]
-) -> Iterator[ModelResult]:
+) -> Iterator[Begin | ModelResult]:
     """Take a model to the backend; yield its row once it is judged, and again with what else is measured.
 
-    What is wrong with the model itself leaves it UNEXERCISED. ``setup``: how it is quantized if it has no
-    QConfigMapping of its own.
+    Each step, in which the user's code runs, is announced. What is wrong with the model itself leaves it UNEXERCISED.
+    ``setup``: how it is quantized if it has no QConfigMapping of its own.
     """
     started = time.perf_counter()
     judged: tuple[GivenModel, GraphModule] | None = None
     float_db = list[Number]()
     try:
+        yield Begin(stage="load")
         given = load()
         check_runs(given)
-        made = _quantize(bench, claims, setup, given)
+        yield Begin(stage="capture")
+        model, mapping = _capture(bench, setup, given)
+        yield Begin(stage="quantize")
+        batches = list(given.calibration) or [given.example_inputs]
+        made = quantize_model(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
         reference, float_db = made.reference, made.float_db
+        yield Begin(stage="judge")
         inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
         check = verify_model(bench, name, reference, inputs, takes_apart=True)
         judged = given, reference
@@ -64,6 +71,7 @@ def deploy(
         check = make_failed_check(name, Fault(rule="", verdict=Verdict.UNEXERCISED, message=str(error)))
     yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
     if judged is not None:
+        yield Begin(stage="measure")
         deployment = _measure(bench, *judged, setup, check)
         row = make_model_result(check, time.perf_counter() - started, float_db=float_db)
         yield replace(row, deployment=deployment)
@@ -74,17 +82,13 @@ def _list_batches(given: GivenModel) -> list[Batch]:
     return [given.example_inputs, *(batch for batch in given.calibration if batch is not given.example_inputs)]
 
 
-def _quantize(bench: Bench, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> QuantizedModel:
-    """Return the reference model, converted as users convert it. Raises FaultFound, or ModelSpecError."""
-    model: nn.Module
+def _capture(bench: Bench, setup: ModelSetup, given: GivenModel) -> tuple[nn.Module, QConfigMapping | None]:
+    """Return the model as prepare takes it, with the mapping that it has itself. Raises ModelSpecError."""
     mapping = given.qconfig_mapping
-    if setup.is_exported:
-        captured = capture(given, bench.config)
-        model, mapping = captured, None if mapping is None else spell_mapping(captured, mapping)
-    else:
-        model = fix_arguments(copy.deepcopy(given.model), len(given.example_inputs))
-    batches = list(given.calibration) or [given.example_inputs]
-    return quantize_model(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
+    if not setup.is_exported:
+        return fix_arguments(copy.deepcopy(given.model), len(given.example_inputs)), mapping
+    captured = capture(given, bench.config)
+    return captured, None if mapping is None else spell_mapping(captured, mapping)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

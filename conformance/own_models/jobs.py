@@ -9,6 +9,7 @@ import torch
 
 from backends.base import Capabilities, Representation
 from conformance.claims.claim import Claim
+from conformance.machine.messages import Begin
 from conformance.own_models.deployment import deploy
 from conformance.own_models.given import load_given
 from conformance.pipeline.job import OWN, Job
@@ -40,7 +41,9 @@ def jobs(
     )
 
 
-def _run(name: str, spec: str, claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[ModelResult]:
+def _run(
+    name: str, spec: str, claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench
+) -> Iterator[Begin | ModelResult]:
     seed = bench.seed_for("model/own", spec)
     torch.default_generator.manual_seed(seed)
     yield from deploy(bench, name, claims, setup, partial(load_given, spec, seed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from conformance.machine.messages import Begin
 from conformance.stages.bench import Bench
 from reports.schema import Measurement, ModelResult
 
@@ -17,13 +18,13 @@ OWN = "model/own/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One piece of work: ``run`` yields its rows as soon as it has them.
+    """One piece of work: ``run`` yields its rows as soon as it has them, and a Begin before a step with a user's code.
 
     ``topic``, ``subject``: those of the measurement; "" for a job that judges a model.
     """
 
     id: str
-    run: Callable[[Bench], Iterator[ModelResult | Measurement]]
+    run: Callable[[Bench], Iterator[Begin | ModelResult | Measurement]]
     topic: str = ""
     subject: str = ""
 

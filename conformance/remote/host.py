@@ -15,7 +15,7 @@ import weakref
 from typing import Any
 
 from conformance.machine.isolation import Ending, LostProcess
-from conformance.machine.process import PATIENCE, describe_exit, read_output
+from conformance.machine.process import PATIENCE, describe_exit, end_process, fork, read_output, wait_for
 from conformance.remote.server import run_host
 from conformance.remote.wire import WireError, receive_frame
 
@@ -64,7 +64,7 @@ class Host:
         self.close()
         ours, theirs = socket.socketpair()
         self.output.truncate(0)
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             ours.close()
             run_host(self.spec, theirs, self.output.fileno(), needs_lower=self._needs_lower)
@@ -115,13 +115,8 @@ class Host:
         control, self._control = self._control, None
         if control is None:
             return
+        end_process(self._pid, is_guard=True)  # before the process sees that its control is closed, and leaves the rest
         control.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
 
     def _is_alive(self) -> bool:
         try:
@@ -139,22 +134,23 @@ class Host:
             socket.send_fds(self._control, [f"{mark} {command}\n".encode()], list(descriptors))
         except OSError as error:
             raise HostError(f"backend {self.spec}: {during}: {self._describe_end()}") from error
-        while (answer := self._receive(during, limit)).get("mark") != mark:
-            pass  # the answer to a process that was killed while it waited for it
-        return answer
+        return self._receive(during, limit, mark)
 
-    def _receive(self, during: str, limit: float | None = None) -> dict[str, Any]:
+    def _receive(self, during: str, limit: float | None = None, mark: str | None = None) -> dict[str, Any]:
+        """Return the answer of this mark: others are to processes that were killed while they waited for them."""
         assert self._control is not None
-        limit = self._limit if limit is None else limit
-        self._control.settimeout(limit)
+        within = f"{self._limit:g} s (--claim-timeout)" if limit is None else f"{limit:g} s"
+        deadline = time.monotonic() + (self._limit if limit is None else limit)
         try:
-            frame = receive_frame(self._control)
+            while (frame := receive_frame(self._control, deadline)) is not None and frame.head.get("mark") != mark:
+                pass
         except TimeoutError as error:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGABRT)  # it prints its stack
+                os.kill(self._pid, signal.SIGSTOP)  # the guard stays, for what is left to fall to it
+                os.killpg(self._pid, signal.SIGABRT)  # the process prints its stack
             time.sleep(PATIENCE)
             raise HostError(
-                f"backend {self.spec}: {during}: the process did not answer within {limit:g} s{self._show_output()}"
+                f"backend {self.spec}: {during}: the process did not answer within {within}{self._show_output()}"
             ) from error
         except (WireError, OSError) as error:
             raise HostError(f"backend {self.spec}: {during}: {error}") from error
@@ -164,14 +160,8 @@ class Host:
 
     def _describe_end(self) -> str:
         """Say how the process ended; only the process that started it knows."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            with contextlib.suppress(ChildProcessError):
-                ended, status = os.waitpid(self._pid, os.WNOHANG)
-                if ended:
-                    return describe_exit(os.waitstatus_to_exitcode(status))
-            time.sleep(0.01)
-        return "the process is gone, or does not answer"
+        status = wait_for(self._pid, PATIENCE)
+        return "the process is gone, or does not answer" if status is None else describe_exit(status)
 
     def _show_output(self) -> str:
         text = read_output(self.output).strip()

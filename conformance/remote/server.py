@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -30,12 +29,14 @@ from conformance.machine.memory import fill_memory
 from conformance.machine.process import (
     PATIENCE,
     SPARE,
+    die_with,
     exit_status_of,
     freeze_memory,
     leave_files,
     own_peak_mib,
     settle,
     stand_guard,
+    wait_for,
 )
 from conformance.machine.threads import run_with_threads
 from conformance.remote.description import DescriptionError, describe
@@ -44,16 +45,15 @@ from conformance.remote.model_bytes import load_model, load_object
 from conformance.remote.sources import SourcesError, list_sources
 from conformance.remote.wire import Frame, HeldOutputs, NoAnswer, memory_of, pack, receive_frame, send_frame, unpack
 
-_POLL = 0.005
-
 
 def run_host(spec: str, control: socket.socket, output: int, *, needs_lower: bool = True) -> NoReturn:
     """Be the host: import the backend, then do what the judge asks for, and never return into the caller's code."""
     status = 1
     try:
+        die_with(os.getppid())
         settle(output)
         leave_files(control.fileno(), output)
-        stand_guard()
+        stand_guard(ends_all=False)  # a worker may still do its work where its host has died
         before = frozenset(sys.modules)
         _serve(control, spec, _load(spec, control, needs_lower), output, before)
         status = 0
@@ -90,7 +90,7 @@ def _serve(control: socket.socket, spec: str, backend: Backend, output: int, bef
             answer = {"pid": _fork(control, received.pop(0), backend, output, int(limit))}
             workers.setdefault(group, []).append(answer["pid"])
         elif command == "wait":
-            answer = {"status": _wait_for(int(arguments[0]), float(arguments[1]))}
+            answer = {"status": wait_for(int(arguments[0]), float(arguments[1]))}
         elif command == "forget":
             _end_all(workers.pop(arguments[0], []))
         send_frame(control, Frame(head={**answer, "mark": mark}))
@@ -128,7 +128,7 @@ def _end_all(workers: list[int]) -> None:
         with contextlib.suppress(ChildProcessError, ProcessLookupError):  # it was waited for
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(pid, signal.SIGKILL)
-            _wait_for(pid, PATIENCE)
+            wait_for(pid, PATIENCE)
 
 
 def _describe(spec: str, backend: Backend, before: frozenset[str]) -> dict[str, Any]:
@@ -150,24 +150,6 @@ def _warm_up(backend: Backend) -> str:
         return f"backend {backend.name}: warm_up() raised {type(error).__name__}: {error}; the claims start cold"
     freeze_memory()
     return ""
-
-
-def _wait_for(pid: int, patience: float) -> int | None:
-    """Return how a worker exited, as `os.waitstatus_to_exitcode` gives it; None: it has not, or is not known.
-
-    What it has started is killed when it has exited, and before its number is free again.
-    """
-    deadline = time.monotonic() + patience
-    try:
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_POLL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import json
 import math
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,15 +51,15 @@ def send_frame(channel: socket.socket, frame: Frame) -> None:
     channel.sendall(b"".join([_HEAD.pack(len(text), sum(sizes)), text, *frame.pieces]))
 
 
-def receive_frame(channel: socket.socket) -> Frame | None:
-    """Return the next frame; None at the end. Raises WireError for what is none, TimeoutError as the socket does."""
-    start = _receive(channel, _HEAD.size)
+def receive_frame(channel: socket.socket, deadline: float = math.inf) -> Frame | None:
+    """Return the next frame; None at the end. Raises WireError for what is none, TimeoutError at the deadline."""
+    start = _receive(channel, _HEAD.size, deadline)
     if start is None:
         return None
     length, rest = _HEAD.unpack(start)
     if length + rest > MOST_BYTES:
         raise WireError(f"a message of {length + rest} bytes; at most {MOST_BYTES} are read")
-    text, data = _receive(channel, length), _receive(channel, rest)
+    text, data = _receive(channel, length, deadline), _receive(channel, rest, deadline)
     if text is None or data is None:
         return None
     try:
@@ -73,11 +74,15 @@ def receive_frame(channel: socket.socket) -> Frame | None:
     return Frame(head=head, pieces=[view[end - size : end] for end, size in zip(ends, sizes, strict=True)])
 
 
-def _receive(channel: socket.socket, size: int) -> bytearray | None:
+def _receive(channel: socket.socket, size: int, deadline: float) -> bytearray | None:
     """Return that many bytes; None if the other end closes before."""
     data = bytearray(size)
     view, got = memoryview(data), 0
     while got < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        channel.settimeout(None if left == math.inf else left)
         count = channel.recv_into(view[got:])
         if not count:
             return None

@@ -18,7 +18,7 @@ from conformance.annotations.probe import BothPlaces, Probe
 from conformance.annotations.spelling import SpellingError, read_places
 from conformance.machine.isolation import Ending, LostProcess
 from conformance.machine.messages import Tally
-from conformance.machine.process import MOST_OUTPUT, PATIENCE, describe_exit, note_peak_mib, read_output
+from conformance.machine.process import PATIENCE, cut_flood, describe_exit, note_peak_mib, read_output
 from conformance.remote.host import Host, HostError
 from conformance.remote.model_bytes import dump_object
 from conformance.remote.wire import Frame, NoAnswer, WireError, receive_frame, send_frame
@@ -27,6 +27,8 @@ _POLL = 0.5
 """Seconds between two looks at how much a process has printed."""
 LOWERS = frozenset({"lower", "lower annotated"})
 """The requests that have a model lowered."""
+STEPS = {"annotate": "quantizer() or annotate", "lower annotated": "quantizer() or lower"}
+"""What a backend is asked for, where the request has another name."""
 
 
 class RemoteError(Exception):
@@ -86,7 +88,8 @@ class RemoteWorker:
             answer = self._receive()
         except TimeoutError:
             self._dump_stack()
-            self._lose(Ending.TIMEOUT, f"did not end within {self._limit:g} s (--claim-timeout)")
+            step = STEPS.get(request.head["do"], request.head["do"])
+            self._lose(Ending.TIMEOUT, f"{step} did not end within {self._limit:g} s (--claim-timeout)")
         except (WireError, OSError) as error:
             if isinstance(error, WireError):
                 self.lose(f"the process sent an answer that cannot be read: {error}")
@@ -115,10 +118,8 @@ class RemoteWorker:
     def _receive(self) -> Frame | None:
         """Return the answer; meanwhile a flood of output is cut. Raises TimeoutError at the deadline."""
         while not select.select([self._channel], [], [], min(_POLL, self._left()))[0]:
-            if os.fstat(self._host.output.fileno()).st_size > MOST_OUTPUT:
-                self._host.output.truncate(0)
-        self._channel.settimeout(self._left())
-        return receive_frame(self._channel)
+            cut_flood(self._host.output)
+        return receive_frame(self._channel, self._deadline)
 
     def _left(self) -> float:
         """Return how many seconds are left. Raises TimeoutError if none are."""

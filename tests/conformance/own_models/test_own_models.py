@@ -241,6 +241,15 @@ def test_an_evaluation_that_does_not_end_costs_no_verdict(tmp_path: Path) -> Non
     assert note.startswith("nothing else was measured: ")
 
 
+def test_a_model_that_is_not_captured_in_time_is_told_as_such(tmp_path: Path) -> None:
+    options = ("--claim=model/own/*/pt2e/quint8/*", "--claim-timeout=6")
+    ran = run(tmp_path, "device:Programs", "--model=nets:endless", *options, cwd=PACKAGE)
+    row = find_model(ran, "nets:endless")
+    place = "the process that holds both the suite and the user's model (in capture)"
+    assert (row.verdict, row.reason) == (Verdict.TIMEOUT, f"{place} did not end within 6 s (--claim-timeout)")
+    assert "nets.py" in str(row.evidence["printed"])
+
+
 def test_what_a_model_changes_in_its_process_no_other_model_finds(good: Ran, many: Ran) -> None:
     rows: list[Any] = [
         [row for row in comparable(each.results) if row.get("model") == f"model/own/nets:rows/{SETUP}"]

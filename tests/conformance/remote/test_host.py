@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -29,7 +30,7 @@ from conformance.ops.op_model import Input
 from conformance.remote import client, wire
 from conformance.remote.client import RemoteBackend, RemoteModel, spell_trace
 from conformance.remote.description import read_description
-from conformance.remote.host import Host
+from conformance.remote.host import Host, HostError
 from conformance.remote.server import _receive_commands
 from conformance.remote.wire import NoAnswer
 from conformance.stages.annotate import ask
@@ -38,6 +39,7 @@ from conformance.stages.lower import lower, run_all
 from conformance.stages.reruns import RepeatRun
 from refimpl.tracer import trace
 from reports.verdicts import Verdict
+from tests.support.torchao import needs_torchao
 
 pytestmark = pytest.mark.slow
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
@@ -192,7 +194,7 @@ def test_runs_that_are_foreseen_are_those_that_are_asked_for(remote: Make) -> No
     ("name", "ending", "message"),
     [("Dies", Ending.DIED, "the process was killed by SIGSEGV (Segmentation fault)"),
      ("Leaves", Ending.DIED, "the process exited with status 3"),
-     ("Hangs", Ending.TIMEOUT, "did not end within 0.5 s (--claim-timeout)"),
+     ("Hangs", Ending.TIMEOUT, "lower did not end within 0.5 s (--claim-timeout)"),
      ("Babbles", Ending.DIED, "the process sent an answer that cannot be read: a message")],
 )  # fmt: skip
 def test_a_lost_worker_is_told_with_its_last_words(remote: Make, name: str, ending: Ending, message: str) -> None:
@@ -242,13 +244,37 @@ def test_warming_up_is_done_in_the_host_and_a_failure_is_told() -> None:
         assert host.warm() == ""
 
 
-def test_nothing_is_left_when_a_host_is_closed(remote: Make, tmp_path: Path) -> None:
-    backend = remote("Plain")
+def test_a_warm_up_that_hangs_is_told_as_such() -> None:
+    with closing(Host("tests.conformance.remote.vendor:Endless", limit=1)) as host:
+        host.start()
+        with pytest.raises(HostError, match=re.escape("did not answer within 1 s (--claim-timeout)")) as caught:
+            host.warm()
+    said = str(caught.value)
+    assert "warm_up() did not return" in said and "in warm_up" in said
+    assert ends(int(said.partition("started ")[2].split()[0]))
+
+
+@needs_torchao
+def test_a_quantizer_that_hangs_is_told_as_such(remote: Make) -> None:
+    backend = remote("Endless", limit=5)
+    with pytest.raises(LostProcess, match=r"^quantizer\(\) or annotate did not end within 5 s ") as caught:
+        backend.annotate(QuantizerRequest(), {})
+    assert caught.value.ending is Ending.TIMEOUT and "in quantizer" in caught.value.text
+
+
+@pytest.mark.parametrize("name", ["Plain", "LeavesBehind"])
+def test_nothing_is_left_when_a_host_is_closed(remote: Make, name: str) -> None:
+    backend = remote(name)
     pid = int(backend.lower(MODEL, (INPUT,))(INPUT)[1])
     assert backend.host is not None
     backend.end()
     backend.host.close()
+    assert ends(pid)
+
+
+def ends(pid: int) -> bool:
+    """Tell whether a process ends in a while."""
     deadline = time.monotonic() + 5
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
+    return not Path(f"/proc/{pid}").exists()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -37,6 +40,22 @@ def test_the_end_is_no_frame(ends: tuple[socket.socket, socket.socket]) -> None:
     theirs.sendall(b"\0\0")
     theirs.close()
     assert receive_frame(ours) is None
+
+
+@pytest.mark.timeout(20)
+def test_a_frame_that_comes_byte_by_byte_ends_at_the_limit(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+
+    def trickle() -> None:
+        theirs.sendall(struct.pack(">IQ", 1 << 20, 0))
+        with contextlib.suppress(OSError):
+            while True:
+                theirs.sendall(b" ")
+                time.sleep(0.05)
+
+    threading.Thread(target=trickle, daemon=True).start()
+    with pytest.raises(TimeoutError):
+        receive_frame(ours, time.monotonic() + 0.2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Execution, UnsupportedPattern
+from backends.base import Execution, QuantizerRequest, UnsupportedPattern
 from conformance.machine.memory import current_filling
 from conformance.remote import wire
 from tests.conformance.support.fake_backends.fakes import Good
@@ -118,3 +119,27 @@ class Babbles(Good):
 class Cold(Good):
     def warm_up(self) -> None:
         raise ImportError("no driver")
+
+
+def start_process() -> int:
+    """Start a process in a session of its own; return its number."""
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+
+class LeavesBehind(Good):
+    """Gives the number of a process that it starts."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        started = torch.tensor(start_process())
+        return lambda x: (started, started)
+
+
+class Endless(Good):
+    """Hangs where it is warmed up, after it has started a process, and where it is asked for a Quantizer."""
+
+    def warm_up(self) -> None:
+        print("started", start_process(), flush=True)
+        time.sleep(1000)
+
+    def quantizer(self, request: QuantizerRequest) -> Any:
+        time.sleep(1000)

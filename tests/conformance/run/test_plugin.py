@@ -136,7 +136,7 @@ CLAIMS = "nn.{op}/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_s
 ENDS = {
     "Linear": (Verdict.VERIFIED, ""),
     "Conv1d": (Verdict.CRASHED, "the process was killed by SIGSEGV (Segmentation fault)"),
-    "Conv2d": (Verdict.TIMEOUT, "did not end within 6 s (--claim-timeout)"),
+    "Conv2d": (Verdict.TIMEOUT, "lower did not end within 6 s (--claim-timeout)"),
     "Conv3d": (Verdict.CRASHED, "the process was killed by SIGABRT (Aborted)"),
     "ConvTranspose1d": (Verdict.CRASHED, "the process exited with status 0"),
     "ConvTranspose2d": (Verdict.CRASHED, "the process was killed by SIGKILL (Killed, as when memory runs out)"),

@@ -132,6 +132,21 @@ def slow() -> GivenModel:
     return GivenModel(model=Rows(), example_inputs=(torch.randn(5, 8),), evaluate=evaluate)
 
 
+class Endless(Rows):
+    """A model that torch.export does not come to the end of."""
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Any:
+        """Take rows (N, 8); give (N, 4)."""
+        if torch.compiler.is_exporting():
+            time.sleep(1000)
+        return super().forward(x, added)
+
+
+def endless() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """It runs, and cannot be captured."""
+    return Endless(), (torch.randn(5, 8),)
+
+
 def larger() -> GivenModel:
     """Its evaluation runs another batch than the examples."""
     rows = torch.randn(5, 8)
