@@ -246,6 +246,7 @@ def find_described(options: Options, text: str | None = None, *, needs_lower: bo
     ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had. Where processes cannot
     be forked, the backend itself is returned.
     """
+    torch.set_num_threads(1)  # a child would wait for ever for threads that were started before it was forked
     if not CAN_FORK:
         with raise_usage_error_for(BackendNotFound):
             return find_backend(options.backend)

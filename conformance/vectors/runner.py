@@ -6,10 +6,7 @@ device has to do, in Python.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from backends.base import Backend, Execution, UnsupportedPattern
 from backends.lowering import lower_reference
-from conformance.machine.process import describe_exit
+from conformance.machine.process import describe_exit, end_process, fork, wait_for
 from conformance.machine.threads import run_with_threads
 from conformance.oracle.grids import Grid
 from conformance.remote.client import spell_trace
@@ -32,8 +29,6 @@ from conformance.vectors.graph_data import as_array
 from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
 from conformance.vectors.runs import read_operand
 from reports.reading import FileFault
-
-_POLL = 0.002
 
 
 def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0) -> int:
@@ -50,6 +45,7 @@ def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0
         raise FileFault(f"{device / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
     if not has_models:
         raise FileFault(f"{device} has no models in the format fx: export with --format=fx")
+    torch.set_num_threads(1)  # a child would wait for ever for threads that were started before it was forked
     backend.warm_up()
     out.mkdir(parents=True, exist_ok=True)
     for name, file in files.items():
@@ -61,7 +57,7 @@ def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0
 
 
 def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:
@@ -72,24 +68,16 @@ def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
             traceback.print_exc()
         finally:
             os._exit(status)
-    deadline = time.monotonic() + limit
-    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline:
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            _write(folder, {"status": "timeout", "reason": f"did not end within {limit:g} s"})
-            return
-        time.sleep(_POLL)
-    code = os.waitstatus_to_exitcode(ended[1])
-    if code:
+    code = wait_for(pid, limit)
+    if code is None:
+        end_process(pid, is_guard=False)
+        _write(folder, {"status": "timeout", "reason": f"lower and run did not end within {limit:g} s"})
+    elif code:
         _write(folder, {"status": "crashed", "reason": describe_exit(code)})
 
 
 def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Backend) -> None:
     """Lower a case's model and run it; write what came of it."""
-    torch.set_num_threads(1)
     model, example = load_model((device / case["model"]["fx"]).read_bytes())
     inputs = unpack_arrays(device / case["inputs"])
     try:

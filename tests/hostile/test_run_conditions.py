@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from reports.certificate import find_shortcomings
 from reports.results import Results, ResultsError, read_results
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
+from tests.hostile.test_processes import VENDORS
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +136,22 @@ def test_warnings_as_errors_leave_nothing_out(tmp_path: Path, whole: Results) ->
 def test_few_file_handles_leave_nothing_out_unseen(tmp_path: Path, whole: Results, handles: int, suffice: bool) -> None:
     """They suffice, or the run does not come to results."""
     assert is_unaffected(run_anew(tmp_path, "fakes:Good", handles=handles), whole) is suffice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+def test_no_process_has_threads_of_torch_when_it_forks(tmp_path: Path, workers: str) -> None:
+    """What is forked from one that has would wait for its threads for ever. (OpenBLAS ends its own in a fork.)"""
+    notes = tmp_path / "notes"
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(VENDORS)]), "NOTED_FORKS": str(notes),
+        "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "2",
+    }  # fmt: skip
+    _, *words = command(tmp_path, "reference", "-p", "noted_forks", workers, "--claim=nn.Linear/*")
+    done = subprocess.run(
+        [sys.executable, *words], env=clean_environment() | variables, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr  # nothing shows the execution
+    forks = [tuple(map(int, line.split())) for line in notes.read_text().splitlines()]
+    assert len(forks) > 4 and {(count - of_python, of_torch) for count, of_python, of_torch in forks} == {(0, 1)}
