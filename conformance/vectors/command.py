@@ -10,17 +10,25 @@ import contextlib
 import fcntl
 import math
 import os
+import select
 import shutil
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from conformance.machine.process import describe_exit
+from conformance.machine.process import (
+    MOST_FILES,
+    describe_exit,
+    die_with,
+    end_process,
+    fork,
+    settle,
+    stand_guard,
+    wait_for,
+)
 from conformance.machine.seconds import LONGEST
 from conformance.machine.toml import TomlError, parse_toml
 from conformance.vectors.bundle import DEVICE, LOST_CALLS, MANIFEST, Bundle
@@ -31,7 +39,6 @@ from reports.reading import FileFault, open_to_append, read_text
 PLACES = ("{bundle}", "{outputs}", "{device}")
 _MOST_PRINTED = 1 << 14
 _MOST_LOGGED = 1000
-_PATIENCE = 2.0
 _WAIT = 0.05
 
 
@@ -144,52 +151,55 @@ class CallResult:
 
 
 def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) -> CallResult:
-    """Call the command once. It is killed at the limit, with all that it has started in its session."""
+    """Call the command once, behind guards. It is killed at the limit; all that it has started ends with it."""
     places = dict(zip(PLACES, (str(bundle), str(outputs), str(device)), strict=True))
     words = [_fill(word, places) for word in settings.command]
+    deadline = time.monotonic() + settings.timeout
+    code: int | None = None
+    printed, (reader, writer) = b"", os.pipe()
+    pid = fork()
+    if pid == 0:
+        _become(words, settings, writer)
+    os.close(writer)
     try:
-        process = subprocess.Popen(
-            words, cwd=settings.folder, env={**os.environ, **settings.environment}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        return CallResult(code=127, printed=f"{words[0]}: {error.strerror}")
-    tail = _Tail(process)
-    try:
-        code: int | None = process.wait(settings.timeout)
-    except subprocess.TimeoutExpired:
-        code = None
+        while code is None and (left := deadline - time.monotonic()) > 0:
+            printed = (printed + _read(reader, min(_WAIT, left)))[-_MOST_PRINTED:]
+            code = wait_for(pid, 0)
     finally:  # also where the user interrupts
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return CallResult(code=code, printed=tail.text())
+        if code is None:
+            end_process(pid, is_guard=True)
+        printed += _read(reader, 0)  # a pipe holds no more
+        os.close(reader)
+    return CallResult(code=code, printed=printed[-_MOST_PRINTED:].decode("utf-8", "replace"))
+
+
+def _read(reader: int, patience: float) -> bytes:
+    """Return what a pipe has, and wait for it up to ``patience`` seconds; b"" if that is nothing."""
+    return os.read(reader, 1 << 16) if select.select([reader], [], [], patience)[0] else b""
+
+
+def _become(words: list[str], settings: CommandSettings, output: int) -> NoReturn:
+    """Be the command, behind two guards: if it kills the one that it finds, the other ends what it has left."""
+    try:
+        die_with(os.getppid())
+        settle(output)
+        stand_guard()
+        stand_guard()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, MOST_FILES)
+        os.chdir(settings.folder)
+        os.execvpe(words[0], words, {**os.environ, **settings.environment})
+    except OSError as error:
+        print(f"{words[0]}: {error.strerror}", flush=True)
+    finally:
+        os._exit(127)
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:
     for place, text in places.items():
         word = word.replace(place, text)
     return word
-
-
-class _Tail:
-    """Keeps the end of what a process prints, however much it is."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self._end = b""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def text(self) -> str:
-        """Return the end of the output, when the process has ended."""
-        self._thread.join(_PATIENCE)
-        return self._end.decode("utf-8", "replace")
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        while data := self._process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            self._end = (self._end + data)[-_MOST_PRINTED:]
 
 
 @contextlib.contextmanager

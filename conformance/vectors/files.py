@@ -6,10 +6,10 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from conformance.machine.whole_files import write_whole
 from reports.reading import FileFault, open_regular, read_bytes
 
+MOST_LEVELS = 32
+"""How deep a file that is handed in may lie."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 1 << 28
@@ -98,13 +100,12 @@ def digest_file(path: Path) -> str:
 def digest_folder(folder: Path) -> tuple[str, int]:
     """Return one sha256 over the names and the bytes of all files below a folder, and their number.
 
-    Raises FileFault for a link, a pipe or a device below it, and for a file of more than MOST_BYTES.
+    Raises FileFault for a link, a pipe or a device below it, for a file of more than MOST_BYTES, and for what lies
+    deeper than MOST_LEVELS.
     """
     lines = list[str]()
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(_list_below(folder, MOST_LEVELS)):
         mode, name = path.lstat(), path.relative_to(folder).as_posix()
-        if stat.S_ISDIR(mode.st_mode):
-            continue
         if not stat.S_ISREG(mode.st_mode):
             raise FileFault(f"{name} is a link, or no regular file")
         if mode.st_size > MOST_BYTES:
@@ -113,12 +114,40 @@ def digest_folder(folder: Path) -> tuple[str, int]:
     return digest_of("".join(lines).encode()), len(lines)
 
 
+def _list_below(folder: Path, levels: int) -> Iterator[Path]:
+    """Yield all below a folder that is no folder. Raises FileFault for folders that lie too deep."""
+    for path in folder.iterdir():
+        if not _is_folder(path):
+            yield path
+        elif levels:
+            yield from _list_below(path, levels - 1)
+        else:
+            raise FileFault(f"{path} lies deeper than {MOST_LEVELS} folders")
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that it has, if it is there. Raises OSError if it stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()
+    """Remove a file, a link, or a folder with all that it has, if it is there. Raises OSError if it stays.
+
+    Folders may lie deeper than a path can say: what a folder in it has is moved up first.
+    """
+    if not _is_folder(path):
+        if os.path.lexists(path):
+            path.unlink()
+        return
+    numbers = count()
+    while entries := list(path.iterdir()):
+        for entry in entries:
+            if not _is_folder(entry):
+                entry.unlink()
+                continue
+            for inner in list(entry.iterdir()):
+                inner.rename(next(each for number in numbers if not os.path.lexists(each := path / f"{number}")))
+            entry.rmdir()
+    path.rmdir()
 
 
 def write_once(path: Path, data: bytes) -> None:

@@ -96,10 +96,48 @@ def leave_a_child(answers: Path, folder: Path) -> None:
         time.sleep(600)
 
 
+def start_daemon(folder: Path) -> None:
+    """Start a process in a session of its own, whose number lies beside the outputs."""
+    if os.fork() == 0:
+        os.setsid()
+        (folder.parent.parent / f"daemon-{os.getpid()}").touch()
+        time.sleep(600)
+    time.sleep(0.5)
+
+
+def leave_a_daemon(answers: Path, folder: Path) -> None:
+    answer(answers, folder)
+    start_daemon(folder)
+
+
+def stop_the_parent(answers: Path, folder: Path) -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
+def kill_the_parent(answers: Path, folder: Path) -> None:
+    start_daemon(folder)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def dig_and_die(answers: Path, folder: Path) -> None:
+    """Write folders into folders, deeper than a path can say, and die."""
+    folder.mkdir()
+    os.chdir(folder)
+    for _ in range(1500):
+        os.mkdir("deeper")
+        os.chdir("deeper")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 FAULTS: dict[str, Callable[[Path, Path], None]] = {
     each.__name__: each
-    for each in (hang, die, exit_with_3, flood, write_half, write_half_and_end, refuse, forget, leave_a_child)
-}
+    for each in (
+        hang, die, exit_with_3, flood, write_half, write_half_and_end, refuse, forget, leave_a_child, leave_a_daemon,
+        stop_the_parent, kill_the_parent, dig_and_die,
+    )
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

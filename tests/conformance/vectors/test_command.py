@@ -20,6 +20,7 @@ from conformance.run.judging import rows_of
 from conformance.run.options import Options
 from conformance.run.session import find_described, open_run
 from conformance.vectors.command import CommandError, read_settings
+from conformance.vectors.files import remove
 from reports.results import read_results
 from reports.schema import Judged
 from reports.verdicts import Verdict
@@ -91,7 +92,7 @@ def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, t
         "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "--profile=quick", "-q", f"-n{workers}",
         "-pno:cacheprovider", f"--report-dir={folder}", *chosen,
     )  # fmt: skip
-    done = run_python(*words, cwd=file.parent)
+    done = run_python(*words, cwd=file.parent, timeout=150)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     results = read_results(folder / "results.jsonl")
@@ -109,6 +110,36 @@ def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path) -> 
     for claim, (fault, verdict, words) in WRONG.items():
         found, reason = judged[claim]
         assert (found, words in reason) == (verdict, True), (fault, found, reason)
+
+
+HARM = {
+    CLAIMS[0]: ("stop_the_parent", Verdict.TIMEOUT, "did not end within 3 s"),
+    CLAIMS[1]: ("kill_the_parent", Verdict.CRASHED, "SIGKILL"),
+    CLAIMS[2]: ("leave_a_daemon", Verdict.VERIFIED, ""),
+    CLAIMS[3]: ("dig_and_die", Verdict.CRASHED, "SIGKILL"),
+}
+"""What a command does beside its work in the first case of a claim, and what comes of it."""
+
+
+@pytest.mark.slow
+def test_what_a_command_does_to_its_parent_or_leaves_behind_harms_no_run(board: Board, tmp_path: Path) -> None:
+    faults = {board.cases[claim][0]: fault for claim, (fault, _, _) in HARM.items()}
+    judged = certify(write_command(tmp_path, board, faults), tmp_path / "report", 0, *HARM)
+    for claim, (fault, verdict, words) in HARM.items():
+        found, reason = judged[claim]
+        assert (found, words in reason) == (verdict, True), (fault, found, reason)
+    calls = tmp_path / "report" / "device-calls"
+    daemons = [int(path.name.removeprefix("daemon-")) for path in calls.glob("*/daemon-*")]
+    remove(calls)  # pytest could not
+    assert len(daemons) > 1 and not [pid for pid in daemons if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there that is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def run_side_by_side(file: Path, folder: Path, claims: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from conformance.run.elsewhere import ElsewhereError
 from conformance.vectors.bundle import read_bundle
-from conformance.vectors.files import pack_arrays, unpack_arrays
+from conformance.vectors.files import pack_arrays, remove, unpack_arrays
 from conformance.vectors.outputs import HandedIn
 from reports.reading import FileFault
 from reports.verdicts import PASSING, Verdict
@@ -246,6 +246,29 @@ def test_damage_of_the_whole_is_an_error(name: str, copied: Made) -> None:
     with pytest.raises(ElsewhereError, match="(?s)" + words) as raised:
         judge_bundle(*copied)
     assert "\n" not in str(raised.value)
+
+
+def dig(folder: Path) -> None:
+    """Make folders in folders, deeper than a path can say."""
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        for _ in range(1500):
+            os.mkdir("deeper")
+            os.chdir("deeper")
+    finally:
+        os.chdir(here)
+
+
+def test_folders_in_folders_without_end_are_an_error_of_one_line_and_can_be_removed(copied: Made) -> None:
+    case = copied.outputs / find_case(copied)
+    dig(case)
+    (case / "deeper" / "file").touch()
+    with pytest.raises(ElsewhereError, match=r"--outputs=.*/deeper lies deeper than ") as raised:
+        judge_bundle(*copied)
+    assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 1000
+    remove(copied.outputs)
+    assert not copied.outputs.exists()
 
 
 @pytest.mark.slow
