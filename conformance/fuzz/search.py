@@ -299,10 +299,10 @@ class Search:
         """Return the check that a child sent; or one that says that the process died or hung, or the suite failed."""
         if work.ending is isolation.Ending.DONE:
             return next(message for message in reversed(work.messages) if isinstance(message, Check))
-        verdict, message, shown = isolation.verdict_of_lost_work(work)
+        fault = isolation.fault_of_lost_work(work)
         return Check(
-            claim=self._name, stage="numerics", rule="", outcome="error", verdict=verdict, message=message,
-            evidence=shown,
+            claim=self._name, stage="numerics", rule="", outcome="error", verdict=fault.verdict, message=fault.message,
+            evidence=evidence(fault.evidence),
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from multiprocessing.connection import wait
 from typing import IO, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from backends.discovery import describe_error
+from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.machine.messages import MESSAGES, Begin, from_line, to_line
 from conformance.machine.process import (
@@ -43,7 +44,6 @@ from conformance.machine.process import (
     wait_for,
 )
 from reports.codec import Message, decode, line_of, loads
-from reports.schema import Evidence, evidence
 from reports.text_enum import TextEnum
 from reports.verdicts import Verdict
 
@@ -114,11 +114,12 @@ class WorkResult:
 
 
 @guard("isolation")
-def verdict_of_lost_work(result: WorkResult) -> tuple[Verdict, str, Evidence]:
-    """Return the verdict, message and evidence of work that did not end well."""
+def fault_of_lost_work(result: WorkResult) -> Fault:
+    """Return the fault of work that did not end well."""
     verdict, name = _LOST[result.ending]
     origin = "internal error of the suite: " if verdict is Verdict.UNEXERCISED else ""
-    return verdict, origin + result.message, evidence({name: result.text} if result.text else {})
+    shown = {name: result.text} if result.text else {}
+    return Fault(rule="", verdict=verdict, message=origin + result.message, evidence=shown)
 
 
 class InProcess(Generic[Work]):

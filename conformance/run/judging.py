@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from backends.discovery import SHIPPED
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Ending, WorkResult, verdict_of_lost_work
+from conformance.machine.isolation import Ending, WorkResult, fault_of_lost_work
 from conformance.machine.messages import Begin, Tally, Trace, make_portable
 from conformance.pipeline.job import Job
 from conformance.run.elsewhere import COMMAND, describe_lost_calls
@@ -90,7 +90,7 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
 
 def _note_lost_measuring(model: ModelResult, work: WorkResult) -> ModelResult:
     """Return the row of a model that was judged before its process was lost."""
-    deployment = Deployment(notes=[f"nothing else was measured: {verdict_of_lost_work(work)[1]}"])
+    deployment = Deployment(notes=[f"nothing else was measured: {fault_of_lost_work(work).message}"])
     return make_portable(replace(model, deployment=deployment))
 
 
@@ -123,24 +123,26 @@ def _check_lost_stages(stages: Sequence[str], claim: Claim, work: WorkResult, do
     stages = stages[min(len(done), len(stages) - 1) :]
     last = next((message for message in reversed(work.messages) if isinstance(message, Begin)), Begin(stage=stages[0]))
     ended, case = last.stage if last.stage in stages else stages[0], last.case
-    verdict, message, shown = verdict_of_lost_work(work)
+    fault = fault_of_lost_work(work)
     seconds = max(0.0, work.seconds - sum(check.seconds for check in done))
     text = f"not completed: {ended} ended the claim"
-    skipped = Check(claim=claim.id, stage=ended, rule="", outcome="skip", verdict=verdict, message=text)
-    error = replace(skipped, outcome="error", message=message, evidence=shown, seconds=round(seconds, 6))
-    if case:
-        where = evidence({"where": Where(case=case), **shown})
-        error = replace(error, message=f"{case}: {message}", evidence=where)
+    skipped = Check(claim=claim.id, stage=ended, rule="", outcome="skip", verdict=fault.verdict, message=text)
+    place = {"where": Where(case=case)} if case else {}
+    error = replace(
+        skipped, outcome="error", message=f"{case}: {fault.message}" if case else fault.message,
+        evidence=evidence({**place, **fault.evidence}), seconds=round(seconds, 6),
+    )  # fmt: skip
     for stage in stages:
         yield make_portable(error if stage == ended else replace(skipped, stage=stage))
 
 
 def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
-    verdict, message, shown = verdict_of_lost_work(work)
+    fault = fault_of_lost_work(work)
     if not job.is_model:
-        return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": message}))
-    seconds = round(work.seconds, 6)
-    return make_portable(ModelResult(model=job.id, verdict=verdict, reason=message, seconds=seconds, evidence=shown))
+        return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": fault.message}))
+    shown, seconds = evidence(fault.evidence), round(work.seconds, 6)
+    row = ModelResult(model=job.id, verdict=fault.verdict, reason=fault.message, seconds=seconds, evidence=shown)
+    return make_portable(row)
 
 
 def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:

@@ -104,6 +104,8 @@ def _let_model_pass(check: Check) -> Check:
 
 
 JUDGES: Mapping[str, Judge] = {
-    "isolation": Judge(verdict_of=lambda lost: lost[0], let_pass=lambda lost: (Verdict.UNEXERCISED, *lost[1:])),
+    "isolation": Judge(
+        verdict_of=lambda fault: fault.verdict, let_pass=lambda fault: replace(fault, verdict=Verdict.UNEXERCISED)
+    ),
     "models": Judge(verdict_of=lambda check: check.verdict, let_pass=_let_model_pass),
 }

@@ -16,7 +16,7 @@ import pytest
 
 from conformance.machine import isolation as module
 from conformance.machine import process
-from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult, verdict_of_lost_work
+from conformance.machine.isolation import Ending, Forked, InProcess, WorkResult, fault_of_lost_work
 from conformance.machine.messages import Begin, to_line
 from conformance.machine.process import own_peak_mib
 from reports.schema import Measurement
@@ -269,7 +269,8 @@ def test_the_loss_of_a_judge_that_holds_no_other_code_is_the_suites_fault_once_i
         once, always = isolation.run(f"{way} {tmp_path / 'once'}"), isolation.run(way)
     assert once.ending is Ending.DONE and (tmp_path / "once").exists()
     assert (always.ending, always.message) == (Ending.LOST, told)
-    assert verdict_of_lost_work(always)[:2] == (Verdict.UNEXERCISED, f"internal error of the suite: {told}")
+    fault = fault_of_lost_work(always)
+    assert (fault.verdict, fault.message) == (Verdict.UNEXERCISED, f"internal error of the suite: {told}")
 
 
 def test_no_work_is_blamed_for_what_earlier_work_left_behind() -> None:
