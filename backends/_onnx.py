@@ -25,7 +25,7 @@ from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 
-from backends.exporting import OF_MODEL, decompose, owner, owner_of
+from backends.exporting import decompose, owner
 from refimpl import export_reference
 from refimpl.decomposed import OPS
 
@@ -44,7 +44,6 @@ _PROMOTE: Callable[[GraphModule], None] = _fx_passes.insert_type_promotion_nodes
 def onnx_bytes(program: ExportedProgram) -> bytes:
     """Export a program to ONNX; the program is changed. Raises what torch's exporter raises."""
     _join_dynamic(program.graph_module)
-    _keep_names(program.graph_module)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it logs warnings about other packages
     with (
         warnings.catch_warnings(),
@@ -57,14 +56,6 @@ def onnx_bytes(program: ExportedProgram) -> bytes:
     assert exported is not None
     model: bytes = exported.model_proto.SerializeToString()
     return model
-
-
-def _keep_names(model: GraphModule) -> None:
-    """Make each function a module of its name, of which the exporter then knows the ops that it decomposes it to."""
-    for node in model.graph.nodes:
-        if node.op == "call_function":
-            stack = node.meta.get("nn_module_stack", {})
-            node.meta["nn_module_stack"] = {**stack, node.name: (f"{OF_MODEL}{owner_of(node)}", "")}
 
 
 def _decompose(program: ExportedProgram, registry: ONNXRegistry) -> ExportedProgram:
@@ -127,6 +118,13 @@ def sources(model: bytes) -> dict[str, str]:
         if node.op_type not in _QDQ and after.intersection(node.output) and before.intersection(node.output):
             names.update(dict.fromkeys((node.name, *node.output), _source(node)))
     return names
+
+
+def results(model: bytes) -> dict[str, str]:
+    """Map ONNX nodes that quantize a result to the reference model's node that gives it."""
+    nodes, names = onnx.load_from_string(model).graph.node, sources(model)
+    quantizes = [node for node in nodes if node.op_type == "QuantizeLinear"]
+    return {node.name: names[node.input[0]] for node in quantizes if node.input[0] in names}
 
 
 def origins(model: bytes) -> dict[str, str]:

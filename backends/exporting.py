@@ -27,12 +27,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Backend, Representation, Taken
 from refimpl import BackendConfig
+from refimpl.exported import CALLED, OF_MODEL
 from refimpl.native import FAMILIES, Table, config_of
 from refimpl.patterns import pattern_name
 
 Tensors: TypeAlias = Sequence[Tensor]
-OF_MODEL = "model."
-"""How the paths of the reference model's modules begin in a program (refimpl.export_reference)."""
 _DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
 _COMPOSITE = "_collect_all_valid_cia_ops"
 _composite_ops: Callable[[], set[Any]] = cache(getattr(exported_program, _COMPOSITE))
@@ -71,12 +70,14 @@ def leave_nothing(ops: Iterable[str]) -> tuple[str, ...]:
 def owner(paths: Iterable[str], name: str) -> str:
     """Return the name of the reference model's node from which a node of an exported program comes.
 
-    That is the node that calls the outermost module that the exported node is of, else the exported node's own
-    ``name``: functions keep theirs. ``paths``: those of the modules that it is of, the outermost first, as
-    ``nn_module_stack`` has them.
+    That is the node that calls the outermost module that the exported node is of, or the function that is one there;
+    else the exported node's own ``name``, as of what quantizes. ``paths``: those of the modules that it is of, the
+    outermost first, as ``nn_module_stack`` has them.
     """
     target = next((path.removeprefix(OF_MODEL) for path in paths if path.startswith(OF_MODEL)), None)
-    return name if target is None else Graph().create_node("call_module", target).name
+    if target is None or target.startswith(CALLED):
+        return name if target is None else target.removeprefix(CALLED)
+    return Graph().create_node("call_module", target).name
 
 
 def owner_of(node: Node) -> str:

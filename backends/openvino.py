@@ -80,17 +80,20 @@ class OpenVinoBackend(OnnxBackend):
         """Read the precision of each layer off the runtime model."""
         if not isinstance(lowered, CompiledModel):
             return None
-        from backends._onnx import sources
+        from backends._onnx import results, sources
 
-        names = sources(lowered.model)
-        return read_execution(lowered.compiled.get_runtime_model().get_ordered_ops(), names, lowered.ops)
+        layers = lowered.compiled.get_runtime_model().get_ordered_ops()
+        return read_execution(layers, sources(lowered.model), results(lowered.model), lowered.ops)
 
 
-def read_execution(layers: Sequence[Any], sources: Mapping[str, str], ops: Iterable[str]) -> Execution:
+def read_execution(
+    layers: Sequence[Any], sources: Mapping[str, str], results: Mapping[str, str], ops: Iterable[str]
+) -> Execution:
     """Separate nodes of which a layer takes integers from those whose layers all take floats.
 
     A node may become several layers: after a product of integers, a bias is added in float. A product that fusions
-    left without a name of the model's is reported by its own name. ``ops``: those of the reference model.
+    left without a name of the model's has that of the op whose result is quantized in it (``results``), or its own.
+    ``ops``: those of the reference model.
     """
     layers_of, unknown = dict[str, list[tuple[str, bool]]](), False
     for layer in layers:
@@ -98,7 +101,7 @@ def read_execution(layers: Sequence[Any], sources: Mapping[str, str], ops: Itera
         names = [name.partition("/")[0] for name in original.split(",")]
         owners = list(dict.fromkeys(sources[name] for name in names if name in sources))
         if not owners and kind in _PRODUCTS:
-            owners = [layer.get_friendly_name()]
+            owners = [results[name] for name in names if name in results] or [layer.get_friendly_name()]
         for owner in owners:
             layers_of.setdefault(owner, []).append((f"{kind} {precision}", precision in _INTEGER))
         unknown |= not owners and kind not in _EDGES and not any(step in original for step in _STEPS)

@@ -28,6 +28,8 @@ from refimpl.qparams import dtype_range
 from refimpl.releases import has
 from refimpl.tracing import attribute_of, is_effect
 
+OF_MODEL, CALLED = "model.", "called_"
+"""How the path of each module of a reference model begins in a program, and that of a function or method after it."""
 _MOST_TEXT = 120
 """Characters of a model's ops in a message; what torch says may have four times as many."""
 
@@ -49,13 +51,16 @@ def export_reference(
     Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
     all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
     program, the reference model is the module ``model``: its parameters begin with that name, and ``nn_module_stack``
-    of a node's meta has the path of the module that the node is of. The reference model is not changed.
+    of a node's meta has the path of the module that the node is of. Each function or method of the reference model is
+    such a module, ``called_`` before the name of its node, so that the ops that torch makes of it, or decomposes it to,
+    are known as its parts. The reference model is not changed.
 
     Raises ModelError for a model that is no decomposed reference model, and for one that torch.export does not take.
     """
     _check_form(reference_model)
     try:
-        return export_open(fold_weights(reference_model).eval(), example_inputs, dynamic_batch=dynamic_batch)
+        model = _make_modules(fold_weights(reference_model)).eval()
+        return export_open(model, example_inputs, dynamic_batch=dynamic_batch)
     except Exception as error:
         said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
         raise ModelError(
@@ -100,6 +105,32 @@ def fold_weights(reference_model: GraphModule) -> GraphModule:
         if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
             _hold_result(model, node)
     model.graph.eliminate_dead_code(lambda node: node.is_impure() or is_effect(node))
+    model.recompile()
+    return model
+
+
+class Called(nn.Module):
+    """A function or a method as a module."""
+
+    def __init__(self, target: Callable[..., Any] | str) -> None:
+        super().__init__()
+        self.target = target
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        if callable(self.target):
+            return self.target(*args, **kwargs)
+        return getattr(args[0], self.target)(*args[1:], **kwargs)
+
+
+def _make_modules(model: GraphModule) -> GraphModule:
+    """Make modules of a model's functions and methods, but for those that quantize and dequantize; return the model."""
+    for node in model.graph.nodes:
+        name = f"{CALLED}{node.name}"
+        is_edge = is_quantize(node) or is_dequantize(node)
+        if node.op in ("call_function", "call_method") and not is_edge and not hasattr(model, name):
+            model.add_submodule(name, Called(node.target))
+            node.op, node.target = "call_module", name
     model.recompile()
     return model
 

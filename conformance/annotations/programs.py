@@ -14,7 +14,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from conformance.annotations.probe import prepare
-from refimpl.exported import export_open
+from refimpl import explain
+from refimpl.exported import CALLED, OF_MODEL, export_open
 from refimpl.exported_calls import ANNOTATION
 from refimpl.invariants import is_dequantize, is_quantize
 
@@ -37,7 +38,8 @@ def make_program(
     """Return a float model's program as the Quantizer has it quantized, on the grids of its reference model.
 
     ``model``: a pattern, and nothing else, in eval mode. An output that the Quantizer leaves to the next op is observed
-    as the pattern's first input is, as if a quantized op read it. Raises OtherGridError, and what torchao raises.
+    as the pattern's first input is, as if a quantized op read it. The program's ops are known as parts of the pattern's
+    last node, as those of an exported reference model are. Raises OtherGridError, and what torchao raises.
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -46,7 +48,13 @@ def make_program(
     with torch.no_grad():
         prepared(*example_inputs)
     _set_grids(prepared, dict(_list_grids(reference)))
-    return export_open(convert_pt2e(prepared), example_inputs, dynamic_batch=dynamic_batch)
+    converted = export_open(convert_pt2e(prepared), example_inputs, dynamic_batch=dynamic_batch)
+    pattern = next(each.node for each in explain(reference).plan.decisions if each.is_quantized)
+    for node in converted.graph.nodes:
+        if node.op == "call_function" and not is_quantize(node) and not is_dequantize(node):
+            own = {pattern: (f"{OF_MODEL}{CALLED}{pattern}", "")}
+            node.meta["nn_module_stack"] = own | node.meta.get("nn_module_stack", {})
+    return converted
 
 
 def _make_reading(quantizer: Any) -> Any:

@@ -15,8 +15,10 @@ from torch.ao.quantization import (
     default_weight_observer,
 )
 from torch.fx import symbolic_trace
+from torch.nn import functional as F
 
 from backends.discovery import find_backend
+from backends.exporting import owner_of
 from backends.lowering import lower_reference
 from refimpl import QConfig, QConfigMapping, export_reference
 from refimpl.decomposed import OPS
@@ -222,6 +224,27 @@ def test_what_runs_in_float_is_named_after_the_reference_model() -> None:
     first, tanh, last = (node.name for node in reference.graph.nodes if node.op == "call_module")
     assert {f"{first} (QLinearConv)", f"{last} (QLinearConv)"} <= {*execution.quantized_ops}
     assert execution.float_fallbacks == (f"{tanh} (Tanh)",)
+
+
+class Composed(nn.Module):
+    """What torch.export calls otherwise, or the exporter makes of other ops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.leaky_relu(torch.narrow(x, 1, 0, 4), inplace=True)
+        x = torch.flatten(x.unsqueeze_(1), 1)
+        return x.reshape(-1, 2, 2) + 1.0
+
+
+@pytest.mark.rule("LOW-04")
+def test_functions_that_are_decomposed_keep_the_names_of_the_reference_model() -> None:
+    x = image(4, 9)
+    reference = reference_of(Composed(), x)
+    calls = [node for node in reference.graph.nodes if node.op.startswith("call_")]
+    ops = {node.name for node in calls if "quantize" not in node.name}
+    assert ops == {"narrow", "leaky_relu", "unsqueeze_", "flatten", "reshape", "add"}
+    program = export_reference(reference, (x,))
+    assert {owner_of(node) for node in program.graph.nodes if str(node.target).startswith("aten.")} >= ops
+    assert {*_onnx.sources(_onnx.onnx_bytes(program)).values()} == ops
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.support.torchao import require_torchao
 require_torchao()
 
 from backends.base import QuantizerRequest, Representation
+from backends.exporting import owner_of
 from conformance.annotations import asking
 from conformance.annotations.probe import Probe, Prober
 from conformance.annotations.programs import make_program
@@ -104,6 +105,8 @@ def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> Non
     assert {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"} == {
         "aten", "quantized_decomposed"
     }  # fmt: skip
+    computing = [node for node in program.graph.nodes if str(node.target).startswith("aten")]
+    assert {owner_of(node) for node in computing} == {"op0"}, "reports can name the reference model's node"
     for each in state.inputs:
         assert torch.equal(program.module()(*each.tensors), state.reference(*each.tensors))
 
