@@ -307,8 +307,8 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     code = {name: lines[name] - documentation(ast.parse(text)) for name, text in texts.items()}
     measured = code.pop("quality.py") + code.pop("quality_walk.py")  # what a quantized model loses: beside the flow
     lacking = code.pop("decomposed.py") + code.pop("releases.py")  # what releases of torch lack: beside the flow too
-    exported = code.pop("exported.py")  # what compilers take: beside the flow, and before none of its passes
-    assert exported <= 165, exported
+    exported = code.pop("exported.py")  # what compilers take, and the names that lead back
+    assert exported <= 185, exported
     pt2e = code.pop("pt2e.py") + code.pop("exported_calls.py")  # the other flow's door to the same decisions
     assert pt2e <= 650, pt2e
     changes = code.pop("pt2e_changes.py") + code.pop("pt2e_folds.py")  # what torchao does there: beside the flow

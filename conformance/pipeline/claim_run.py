@@ -108,7 +108,7 @@ class Reruns:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class StageRecord:
     """How far a stage has come: the cases that came to it, those that passed it, and what it found."""
 
     tried: list[Case] = field(default_factory=list)
@@ -130,7 +130,7 @@ class ClaimRun:
         self.measurements: list[Measurement] = []
         self._bench = bench
         self._faulty: CaseState | None = None
-        self._progress = {name: Progress() for name in CASE_STAGES}
+        self._progress = {name: StageRecord() for name in CASE_STAGES}
         self._evidence: ExecutionEvidence | None = None
         self._ended: Check | None = None
         self._done = 0
@@ -175,7 +175,7 @@ class ClaimRun:
 
     # -- one stage -----------------------------------------------------------------------------------------------------
 
-    def _work(self, name: str, case: str, stage: Callable[[], Iterable[Fault]], progress: Progress) -> bool:
+    def _work(self, name: str, case: str, stage: Callable[[], Iterable[Fault]], progress: StageRecord) -> bool:
         """Do a stage's work, from a seed of its own, and note its faults; tell whether it came to its end."""
         started, found, is_done = time.perf_counter(), list[Fault](), False
         _seed(self._bench, self.claim, name, case)
@@ -200,7 +200,7 @@ class ClaimRun:
         """Return the check of a stage that looks at the claim as a whole."""
         if self._ended is not None:
             return make_skip(name, self._ended)
-        progress, state = Progress(), self.state
+        progress, state = StageRecord(), self.state
         self._work(name, "", partial(stage, state), progress)
         check = progress.internal or make_check(self.claim.id, name, progress.faults, cases=state.counted.get(name))
         if name in state.left_out:
