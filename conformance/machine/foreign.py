@@ -68,7 +68,9 @@ def _describe(name: str, path: str, of_plugins: Collection[str]) -> str:
     return f"{'pytest plugin' if path in of_plugins else 'module'} {name} ({shown})"
 
 
+@functools.cache
 def _is_known(path: str) -> bool:
+    """Tell whether a file is not foreign; asked anew of all that a judge has imported, after each claim."""
     return path.startswith(_list_known()) or os.path.realpath(path).startswith(_list_known())
 
 
