@@ -21,7 +21,7 @@ Then ``pytest --pyargs conformance --backend=my_package.my_module:MyBackend``. E
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -256,6 +256,26 @@ class Execution:
                 raise ValueError(f"Execution.{item.name}: found {_show(value)}; give a tuple of texts")
 
 
+class Lowered(ABC):
+    """A lowered model. ``Backend.lower`` returns one, or any callable, which is wrapped (`backends.lowering`)."""
+
+    @abstractmethod
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it once; return the structure of tensors that the model would return. They belong to the caller."""
+
+    def run_all(self, batches: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """Run it on several inputs, one after the other; yield the outputs."""
+        return (self(*inputs) for inputs in batches)
+
+    def execution(self) -> Execution | None:
+        """Report what it runs; None: that is not known."""
+        return None
+
+    def graph(self) -> str:
+        """Return its graph as text, which reports show; "": it has none."""
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizerRequest:
     """For which claims ``Backend.quantizer`` is asked, so that it configures its Quantizer as a user would for these.
@@ -311,8 +331,9 @@ class Backend(ABC):
         a ``torch.export.ExportedProgram``. Every quantized op is written as dequantize → float op → quantize, and a
         backend replaces such groups by its integer kernels. The result is called as the model would be, and returns the
         same structure of tensors, which belong to the caller: no later call writes to them (NUM-07). Do not change a
-        GraphModule; a program is made for this call, and may be changed. Reports show the graph of a result that is a
-        GraphModule or has one as ``graph_module``.
+        GraphModule; a program is made for this call, and may be changed. A `Lowered` says itself what it runs and what
+        its graph is; of any other callable `execution` says it, and reports show the graph of one that is a GraphModule
+        or has one as ``graph_module``.
 
         Raises UnsupportedPattern to decline; any other exception counts as a failure of the backend.
         """
@@ -329,11 +350,11 @@ class Backend(ABC):
         return
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Report what ``lowered`` runs; None: the backend does not know.
+        """Report what ``lowered`` runs, if it is no `Lowered`, which says so itself; None: the backend does not know.
 
         Then only numbers can show that integers ran, in long sums of products; other claims are UNSHOWN. (LOW-04)
         """
-        return None
+        return lowered.execution() if isinstance(lowered, Lowered) else None
 
     def capabilities(self) -> Capabilities:
         """Return what the BackendConfig cannot say."""

@@ -1,4 +1,7 @@
-"""Has a backend lower reference models: the one place where a model is brought to the form EXPORTED."""
+"""Has a backend lower reference models: the one place where a model is brought to the form EXPORTED.
+
+What ``lower`` returns is made a `Lowered` here, if it is another callable.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from backends.base import Backend, Representation, UnsupportedPattern
+from backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
+from backends.graph_text import spell_graph
 from refimpl import ModelError, export_reference
 
 
@@ -27,3 +31,27 @@ def lower_reference(
     except ModelError as error:
         raise UnsupportedPattern(f"it takes exported programs, and {error}") from error
     return backend.lower(program, example_inputs)
+
+
+def as_lowered(backend: Backend, made: Callable[..., Any]) -> Lowered:
+    """Return what a backend's ``lower`` returned, wrapped if it is no `Lowered`."""
+    return made if isinstance(made, Lowered) else _Wrapped(backend, made)
+
+
+class _Wrapped(Lowered):
+    """A callable that a backend's ``lower`` returned."""
+
+    def __init__(self, backend: Backend, made: Callable[..., Any]) -> None:
+        self._backend = backend
+        self._made = made
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._made(*inputs)
+
+    def execution(self) -> Execution | None:
+        """Return what the backend reports."""
+        return self._backend.execution(self._made)
+
+    def graph(self) -> str:
+        """Return the graph of a GraphModule, or of what has one."""
+        return spell_graph(getattr(self._made, "graph_module", self._made))

@@ -14,11 +14,11 @@ import pytest
 from conformance.claims.claim import Claim
 from conformance.machine.process import own_peak_mib
 from conformance.pipeline.job import Job
-from conformance.run.exercise import Court
-from conformance.run.isolate import make_isolation
+from conformance.run.command import open_workplaces
 from conformance.run.judging import rows_of
 from conformance.run.recorder import PAYLOAD
 from conformance.run.session import Unit, run_of
+from conformance.run.workplaces import Workplaces
 from reports.codec import line_of
 from reports.results import leading_check
 from reports.schema import Check, ClaimResult, Judged, ModelResult
@@ -27,33 +27,33 @@ from reports.verdicts import Verdict
 
 
 @pytest.fixture(scope="session")
-def isolation(pytestconfig: pytest.Config) -> Iterator[Court]:
-    """Return the isolation in which this process runs a backend's code."""
-    isolation = make_isolation(run_of(pytestconfig))
-    yield isolation
-    isolation.close()
+def places(pytestconfig: pytest.Config) -> Iterator[Workplaces]:
+    """Return where the units of a run are judged."""
+    places = open_workplaces(run_of(pytestconfig))
+    yield places
+    places.close()
 
 
-def test_job(job: Job, isolation: Court, request: pytest.FixtureRequest) -> None:
+def test_job(job: Job, places: Workplaces, request: pytest.FixtureRequest) -> None:
     """A model is as good as its patterns; a measurement succeeds."""
-    exercise(job, isolation, request.node)
+    exercise(job, places, request.node)
 
 
-def test_claim(claim: Claim, isolation: Court, request: pytest.FixtureRequest) -> None:
+def test_claim(claim: Claim, places: Workplaces, request: pytest.FixtureRequest) -> None:
     """One claim holds in every stage."""
-    exercise(claim, isolation, request.node)
+    exercise(claim, places, request.node)
 
 
-def exercise(unit: Unit, isolation: Court, item: pytest.Item) -> None:
+def exercise(unit: Unit, places: Workplaces, item: pytest.Item) -> None:
     """Run a claim or job and attach its rows to the test; fail or skip for the first verdict that does not pass."""
     run = run_of(item.config)
-    work = isolation.run(unit.id)
+    work = places.run(unit.id)
     rows = rows_of(run, unit, work)
     checks = [row for row in rows if isinstance(row, Check)]
     last = rows[-1] if rows else None
     is_failing = isinstance(last, ClaimResult) and last.verdict is not Verdict.UNSHOWN and not last.passes
     if isinstance(unit, Claim) and isinstance(last, ClaimResult) and is_failing:
-        rows[-1] = isolation.reproduce(unit, last, checks)
+        rows[-1] = places.reproduce(last, checks)
     peak_mib = max(work.peak_mib, own_peak_mib())
     item.stash[PAYLOAD] = json.dumps({"lines": [line_of(row) for row in rows], "peak_mib": peak_mib})
     for judged in (row for row in rows if isinstance(row, Judged)):

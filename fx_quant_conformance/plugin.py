@@ -43,6 +43,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         from conformance.machine.bytecode import compile_sources
 
         compile_sources()
+        from conformance.machine.child import start_server
+
+        start_server()
         from conformance.run.hooks import register_hooks  # imports torch
 
         register_hooks(manager)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +15,10 @@ from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
 from conformance.claims_of.merging import Part, merge_parts
 from conformance.claims_of.writing import WIDTH, render_module, render_table
-from conformance.machine.isolation import CAN_FORK, Ending, Forked, InProcess
+from conformance.machine.child import HAS_CHILDREN, Answer, Ending, Parent, Recipe
+from conformance.machine.frames import Frame
 from conformance.machine.release import DISTRIBUTION, read_suite_version
+from conformance.machine.workplace import Workplace, make_answer
 from reports.numbers import Scalar
 from reports.schema import Measurement
 
@@ -104,13 +106,11 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
 
     Raises QuantizerNotFound, or ProbingFailed if the child ends early or nothing is claimed.
     """
-    serve: Callable[[ClaimsOf], Iterator[Measurement]] = _serve
-    if not CAN_FORK:
-        result = InProcess(serve).run(request)
-    else:
-        isolation = Forked(serve, limit=limit, share=1, holds="the Quantizer", is_guarded=True)
-        with contextlib.closing(isolation):
-            result = isolation.run(request)
+    if not HAS_CHILDREN:
+        raise ProbingFailed("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
+    recipe = Recipe(open=_open, arguments=(request,), is_guarded=True)
+    with contextlib.closing(Workplace(recipe, limit=limit, holds="the Quantizer")) as place:
+        result = place.run(Frame(head={}))
     if result.ending is Ending.TIMEOUT:
         raise ProbingFailed(
             f"the Quantizer {str(request)!r} was not probed within {limit:g} s: give a longer --timeout"
@@ -131,6 +131,10 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
             "need a configuration? Name a function that returns it configured"
         )
     return written
+
+
+def _open(parent: Parent, request: ClaimsOf) -> Answer:
+    return make_answer(parent, lambda _: _serve(request))
 
 
 def _serve(request: ClaimsOf) -> Iterator[Measurement]:

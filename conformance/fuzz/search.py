@@ -1,8 +1,8 @@
 """Fuzz: drawn graphs of claimed patterns, compared with the oracle; what fails is shrunk and becomes a script.
 
 A job ``model/fuzz/<n>/<setup>`` draws graphs (`conformance.fuzz.graph`) with Hypothesis until one fails, and shrinks it
-as long as it fails in the same way. A graph is judged like a whole model, in a child process, so that a crash or a hang
-is a failure of that graph, which shrinks like any other. The run's seed decides everything: shrinking ends after a
+as long as it fails in the same way. A graph is judged like a whole model. A crash or a hang of the backend's process is
+a failure of that graph, which shrinks like any other. The run's seed decides everything: shrinking ends after a
 number of runs, not of seconds. A pattern that a waiver covers is not drawn: it would hide all else. (NUM-03, LOW-04)
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities
+from backends.base import Capabilities
+from backends.discovery import describe_error
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
@@ -35,12 +37,11 @@ from conformance.fuzz.graph import (
     subgraph_of,
     waived_patterns,
 )
-from conformance.machine import isolation
+from conformance.machine.child import Ending
 from conformance.machine.fault import FaultFound
-from conformance.machine.messages import Begin
+from conformance.machine.workplace import LostProcess, WorkResult, fault_of_lost_work
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError
 from conformance.reproducers.standalone import fails_standalone
@@ -59,13 +60,10 @@ SHARES = 4
 operand, so that a fault that is found often does not hide others for long."""
 LIMIT = 20.0
 """Seconds for one graph; most take a few hundredths."""
-SERVED = 64
-"""Maximal number of graphs that one child judges."""
 MOST_RUNS = 100
 """Maximal number of runs for shrinking."""
 HANG = 20
 """Number of runs that one which hangs counts as."""
-_INTERNAL = (isolation.Ending.ERROR, isolation.Ending.LOST)
 _NOTHING = "nothing was drawn: waivers cover every pattern"
 
 
@@ -92,9 +90,9 @@ def _run(number: int, setup: ModelSetup, claims: tuple[Claim, ...], bench: Bench
         Drawing, patterns=_share(patterns, number), capabilities=bench.capabilities,
         is_trained=setup.flow == "qat", has_numbers=number == 0,
     )  # fmt: skip
-    with contextlib.closing(Search(bench, name, claims, setup)) as search:
-        graph = search.find_smallest(drawing, Random(bench.seed_for(name))) if patterns else None
-        check, script = (search.check_without_failure(), "") if graph is None else search.reproduce(graph)
+    search = Search(bench, name, claims, setup)
+    graph = search.find_smallest(drawing, Random(bench.seed_for(name))) if patterns else None
+    check, script = (search.check_without_failure(), "") if graph is None else search.reproduce(graph)
     if waived:
         shown = evidence({**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
         check = replace(check, evidence=shown)
@@ -106,14 +104,6 @@ def _share(patterns: Mapping[str, Sequence[Any]], number: int) -> Mapping[str, S
     digests = {name: hashlib.sha256(f"{number}/{name}".encode()).digest() for name in patterns}
     chosen = {name: ops for name, ops in patterns.items() if digests[name][0] % 2}
     return chosen if number and chosen else patterns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphTask:
-    """A graph to judge; or, with a verdict, to find the place at which the fault shows with that verdict."""
-
-    graph: DrawnGraph
-    verdict_to_locate: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +133,10 @@ class Search:
 
     def __init__(self, bench: Bench, name: str, claims: tuple[Claim, ...], setup: ModelSetup) -> None:
         self._bench, self._name, self._claims, self._setup = bench, name, claims, setup
-        self._isolation: isolation.Isolation[GraphTask] = (
-            isolation.Forked(self._serve, limit=LIMIT, share=SERVED, holds=_find_held(bench.backend))
-            if isolation.CAN_FORK
-            else isolation.InProcess(self._serve)
-        )
         self._judgements: dict[str, Judgement] = {}
         self._in_float: DrawnGraph | None = None
         self._kind: tuple[Verdict, str] | None = None
         self._runs = 0
-
-    def close(self) -> None:
-        """End the child that is left."""
-        self._isolation.close()
 
     # -- drawing and shrinking -----------------------------------------------------------------------------------------
 
@@ -218,25 +199,33 @@ class Search:
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def _judge(self, graph: DrawnGraph) -> Judgement:
-        work = self._isolation.run(GraphTask(graph=graph))
-        return Judgement(check=self._check_of(work), is_internal=work.ending in _INTERNAL)
-
-    def _serve(self, task: GraphTask) -> Iterator[Begin | Check]:
-        """Judge a graph; or find where its fault shows, and announce each attempt."""
+        """Judge a graph; once more in a new process of the backend if one that had judged others is lost."""
         try:
-            reference, batches = self._make_reference(task.graph)
+            return self._try(lambda: verify_model(self._bench, self._name, *self._make_reference(graph)))
+        except LostProcess as lost:
+            return self._judge_lost(lost) if lost.is_alone else self._judge(graph)
+
+    def _try(self, judge: Callable[[], Check]) -> Judgement:
+        """Judge something within its own limit. Raises LostProcess."""
+        self._bench.executor.allow(LIMIT)
+        try:
+            return Judgement(check=judge())
         except FaultFound as found:
-            yield make_failed_check(self._name, found.fault)
-            return
-        if task.verdict_to_locate is None:
-            yield verify_model(self._bench, self._name, reference, batches)
-            return
-        for model, batch, moves_only in _list_attempts(reference, batches):
-            yield Begin(stage="numerics")
-            check = run_and_judge(self._bench, self._name, model, [batch], moves_only=moves_only)
-            if check.verdict is task.verdict_to_locate:
-                yield check
-                return
+            return Judgement(check=make_failed_check(self._name, found.fault))
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            return Judgement(check=self._describe(Ending.ERROR, describe_error(error), text), is_internal=True)
+
+    def _judge_lost(self, lost: LostProcess) -> Judgement:
+        return Judgement(check=self._describe(lost.ending, str(lost), lost.text))
+
+    def _describe(self, ending: Ending, message: str, text: str) -> Check:
+        """Return a check that says that the backend's process died or hung, or that the suite failed."""
+        fault = fault_of_lost_work(WorkResult(ending=ending, message=message, text=text))
+        return Check(
+            claim=self._name, stage="numerics", rule="", outcome="error", verdict=fault.verdict, message=fault.message,
+            evidence=evidence(fault.evidence),
+        )  # fmt: skip
 
     def _make_reference(self, graph: DrawnGraph) -> tuple[GraphModule, list[Batch]]:
         """Return the reference model of a graph, and its inputs. Raises FaultFound for what the flow refuses."""
@@ -286,30 +275,22 @@ class Search:
 
     def _locate(self, graph: DrawnGraph, verdict: Verdict) -> Failure:
         """Find a model and one batch with this verdict: a pattern, or else the whole. Raises NoScriptError."""
-        work = self._isolation.run(GraphTask(graph=graph, verdict_to_locate=verdict))
-        attempts = [message for message in work.messages if isinstance(message, Begin)]
-        if not attempts:
-            raise NoScriptError("the flow ends before the backend is asked")
-        if work.ending is isolation.Ending.DONE and isinstance(work.messages[-1], Begin):
-            raise NoScriptError("not reproducible when batches run one at a time")
-        model, batch, _ = list(_list_attempts(*self._make_reference(graph)))[len(attempts) - 1]
-        return Failure(model=model, batch=batch, check=self._check_of(work))
-
-    def _check_of(self, work: isolation.WorkResult) -> Check:
-        """Return the check that a child sent; or one that says that the process died or hung, or the suite failed."""
-        if work.ending is isolation.Ending.DONE:
-            return next(message for message in reversed(work.messages) if isinstance(message, Check))
-        fault = isolation.fault_of_lost_work(work)
-        return Check(
-            claim=self._name, stage="numerics", rule="", outcome="error", verdict=fault.verdict, message=fault.message,
-            evidence=evidence(fault.evidence),
-        )  # fmt: skip
-
-
-def _find_held(backend: Backend) -> str:
-    """Say whose code a process of the judge holds beside the suite's; "": nobody's."""
-    is_elsewhere = isinstance(backend, RemoteBackend) and not backend.description.own
-    return "" if is_elsewhere else "the vendor's code"
+        try:
+            attempts = list(_list_attempts(*self._make_reference(graph)))
+        except FaultFound as found:
+            raise NoScriptError("the flow ends before the backend is asked") from found
+        for model, batch, moves_only in attempts:
+            try:
+                judged = self._try(
+                    lambda model=model, batch=batch, moves_only=moves_only: run_and_judge(  # type: ignore[misc]
+                        self._bench, self._name, model, [batch], moves_only=moves_only
+                    )
+                )
+            except LostProcess as lost:
+                judged = self._judge_lost(lost)
+            if judged.check.verdict is verdict:
+                return Failure(model=model, batch=batch, check=judged.check)
+        raise NoScriptError("not reproducible when batches run one at a time")
 
 
 def _list_attempts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[tuple[GraphModule, Batch, bool]]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 PATIENCE = 1.0
 """Seconds in which a process that was asked to end, or has closed its channel, is expected to exit."""
@@ -31,20 +29,6 @@ MOST_FILES = 4096
 _POLL = 0.005
 _DIE_WITH_PARENT, _TAKE_ORPHANS = 1, 36
 """PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of Linux's prctl."""
-
-
-class Helper(Protocol):
-    """Makes further processes for children, and is there before these are."""
-
-    def ensure(self) -> int:
-        """Be ready; return a number that changes when it starts anew. Raises LostProcess if it cannot be ready."""
-
-    @property
-    def files(self) -> Sequence[int]:
-        """Descriptors that children need to reach it."""
-
-    def forget(self, group: int) -> object:
-        """End what was made for the children of a process group."""
 
 
 def settle(output: int) -> None:
@@ -78,25 +62,11 @@ def _leave_logs() -> None:
                 logger.removeHandler(handler)
 
 
-def leave_files(*kept: int) -> None:
-    """Put the null device in the place of all files but the standard ones and ``kept``.
-
-    What the parent has open is nothing that a vendor's code may write to: results, other processes' channels. The
-    numbers stay taken, for objects of the parent's may still close them.
-    """
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3, MOST_FILES):
-        with contextlib.suppress(OSError):  # it is not open
-            os.fstat(descriptor)
-            if descriptor not in kept and descriptor != null:
-                os.dup2(null, descriptor, inheritable=False)
-
-
-def stand_guard(*, ends_all: bool = True) -> None:
+def stand_guard() -> None:
     """Go on in a child of this process, while this process waits for it and ends as it ends.
 
     Code that harms its parent then harms the guard, and not the process that judges. What the child leaves running, in
-    a session of its own too, falls to the guard (on Linux), which ends it. ``ends_all``: also when the child ends.
+    a session of its own too, falls to the guard (on Linux), which ends it.
     """
     guard = os.getpid()
     _control_process(_TAKE_ORPHANS, 1)
@@ -110,8 +80,7 @@ def stand_guard(*, ends_all: bool = True) -> None:
     while ended != child:  # an orphan
         ended, code = os.wait()
     status = os.waitstatus_to_exitcode(code)
-    if ends_all:
-        _end_descendants(guard)
+    _end_descendants(guard)
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
@@ -197,22 +166,15 @@ def exit_status_of(leaving: SystemExit) -> int:
     return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
 
 
-def freeze_memory() -> None:
-    """Have processes forked from now on share what is in memory: their garbage collectors leave it alone."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # or they look for garbage all the time: an export makes millions of objects
-
-
-def describe_exit(status: int | None, who: str = "the process") -> str:
+def describe_exit(status: int | None) -> str:
     """Say how a process ended. ``status``: its exit status; negative: the signal; None: it is not known to have."""
     if status is None:
-        return f"{who} closed its channel to the suite"
+        return "closed its channel to the suite"
     if status >= 0:
-        return f"{who} exited with status {status}"
+        return f"exited with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
     hint = ", as when memory runs out" if -status == signal.SIGKILL else ""
-    return f"{who} was killed by {name} ({signal.strsignal(-status)}{hint})"
+    return f"was killed by {name} ({signal.strsignal(-status)}{hint})"
 
 
 def cut_flood(output: IO[bytes]) -> None:

@@ -39,7 +39,8 @@ _OF_PYTEST = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.tom
 """Names of files that tell pytest what to load."""
 FIRST = (
     "conftest.py", "conformance/__init__.py", "conformance/conftest.py", "conformance/machine/__init__.py",
-    "conformance/machine/bytecode.py", "conformance/machine/release.py", "conformance/machine/toml.py",
+    "conformance/machine/bytecode.py", "conformance/machine/compiled.py", "conformance/machine/release.py",
+    "conformance/machine/toml.py",
     "fx_quant_conformance/__init__.py", "fx_quant_conformance/plugin.py",
 )  # fmt: skip
 """The modules that a run may load before it compiles the suite from its sources (`conformance.machine.bytecode`)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from backends.base import Lowered
+from backends.graph_text import spell_graph
 from conformance.claims.claim import Claim
-from conformance.remote.client import ElsewhereModel
-from conformance.remote.graph_spelling import spell_graph
 from conformance.stages.fuse import FUSES_NOTHING
 from conformance.stages.state import CaseState
 from refimpl.fuse import trace_and_fuse
@@ -18,7 +18,7 @@ def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:
     models: dict[str, Callable[[], Any]] = {
         "float model": lambda: trace_and_fuse(state.model, FUSES_NOTHING, leaves=claim.own_modules),
         "reference model": lambda: state.reference,
-        "lowered model": lambda: getattr(state.lowered, "graph_module", state.lowered),
+        "lowered model": lambda: state.lowered,
     }
     return {name: text for name, model in models.items() if (text := _spell_or_omit(model))}
 
@@ -27,6 +27,6 @@ def _spell_or_omit(model: Callable[[], Any]) -> str:
     """Spell a model's graph; "" without one: not made yet, not traceable, or of a vendor's own kind."""
     try:
         made = model()
-        return made.spell_graph() if isinstance(made, ElsewhereModel) else spell_graph(made)
+        return made.graph() if isinstance(made, Lowered) else spell_graph(made)
     except Exception:  # the stages report faults; a graph that is not shown costs no verdict
         return ""

@@ -1,45 +1,57 @@
-"""The judge's end: a backend whose models are lowered and run in processes of their own.
+"""The judge's end: a backend whose models are lowered and run in a process of its own, a worker.
 
-`RemoteBackend` is the backend to the rest of the suite: what it says of itself is data, and its ``lower`` returns a
-model that is run elsewhere. If that process dies or hangs, `LostProcess` ends the piece of work.
+`RemoteBackend` is the backend to the rest of the suite: what it says of itself is data, and what it lowers is run
+elsewhere. If the worker dies or hangs, `LostProcess` ends the piece of work.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
-from abc import ABC, abstractmethod
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Execution, QuantizerRequest
+from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.annotations.programs import OtherGridError
-from conformance.machine.fault import Fault
+from conformance.annotations.spelling import SpellingError, read_places
+from conformance.machine.child import Ending
+from conformance.machine.frames import Frame, NoAnswer, WireError
 from conformance.machine.memory import current_filling
 from conformance.machine.messages import Tally
-from conformance.remote.description import Description
-from conformance.remote.host import Host
+from conformance.machine.workplace import BEGINS, LOST, LostProcess
+from conformance.remote.description import Description, read_description
+from conformance.remote.executor import Executor, HeldModel, OverwrittenError
 from conformance.remote.model_bytes import dump_model, dump_object
-from conformance.remote.wire import Frame, WireError, pack, unpack
-from conformance.remote.worker import Dialogue, RemoteError, RemoteWorker, make_error
+from conformance.remote.wire import pack, unpack
 from refimpl import BackendConfig
 
+Ask: TypeAlias = Callable[[Frame, float], Frame]
+"""Returns the worker's answer to a request, to be had within so many seconds, or says how it was lost."""
+Remake: TypeAlias = Callable[[Ask, float], "RemoteBackend"]
+"""Makes a backend anew in another process, of what asks a worker there and of a work's limit in seconds."""
 MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
 
-class OverwrittenError(Exception):
-    """A later run wrote over the output of a run. ``later``: how many runs later it came; 0: that is not known."""
+LOWERS = frozenset({"lower", "lower annotated"})
+"""The requests that have a model lowered."""
+STEPS = {"annotate": "quantizer() or annotate", "lower annotated": "quantizer() or lower"}
+"""What a backend is asked for, where the request has another name."""
 
-    def __init__(self, later: int) -> None:
-        super().__init__("a later run wrote over the output: a result belongs to the caller")
-        self.later = later
+
+class RemoteError(Exception):
+    """What the backend's code raised, in its own process; ``trace`` is the traceback there."""
+
+    trace = ""
 
 
 def spell_trace(error: Exception) -> str:
@@ -49,24 +61,18 @@ def spell_trace(error: Exception) -> str:
     return "".join(traceback.format_exception(error, limit=-6))
 
 
-class RemoteBackend(Backend):
-    """A backend that is known by its description; its models are lowered and run in other processes, one at a time.
+class RemoteBackend(Backend, Executor):
+    """A backend that is known by its description; its models are lowered and run in another process.
 
-    ``share``: how many pieces of work one process does at most. ``limit``: seconds for one. ``text``: the description,
-    as it came.
+    ``ask``: asks that; None: a backend that is only described. ``limit``: seconds for one piece of work. ``text``: the
+    description, as it came.
     """
-
-    records: bool = False
-    """Whether it writes down what it is asked for: then nothing is left out because of what it answers."""
-
-    runs_elsewhere: bool = False
-    """Whether no process here lowers its models: they are files for a device."""
 
     imports: str = ""
     """Where the vendor's code is found, in the words of ``--backend``; "": where the command line says."""
 
     def __init__(
-        self, description: Description, host: Host | None = None, *, share: int = 1, limit: float = 60.0, text: str = ""
+        self, description: Description, ask: Ask | None = None, *, limit: float = 60.0, text: str = ""
     ) -> None:
         self.name = description.name
         self.representation = description.representation
@@ -74,13 +80,18 @@ class RemoteBackend(Backend):
         self.waivers = description.waivers
         self.description = description
         self.text = text
-        self.host = host
-        self._share = share
-        self._limit = limit
+        self.own = description.own
+        self.sources = description.sources
+        self.gives_quantizer = description.has_quantizer and not self.runs_elsewhere
         self.tally = Tally()
         """What was done for the present piece of work so far."""
-        self._deadline = 0.0
-        self._worker: RemoteWorker | None = None
+        self._ask_worker = ask
+        self._limit = limit
+        self._allowed = limit
+        self._deadline = time.monotonic() + limit
+        self._begins = True
+        self._numbered = 0
+        self._dropped: list[int] = []
 
     def unavailable_reason(self) -> str | None:
         """Return why the backend cannot run on this machine; None: it can."""
@@ -110,25 +121,29 @@ class RemoteBackend(Backend):
         """Return the versions that the backend names."""
         return dict(self.description.versions)
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
         """Have a reference model lowered; the other process exports it if the backend takes programs.
 
-        Raises what the backend's code raises, or LostProcess.
+        Raises what the backend's code raises, NoAnswer, or LostProcess.
         """
         return self._lower_from({"do": "lower"}, dump_model(reference_model, example_inputs))
 
-    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Return what the backend reports of a lowered model. Raises as `lower` does."""
-        assert isinstance(lowered, ElsewhereModel), "a model that another backend lowered"
-        return lowered.execution()
+    def lower_copy(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        """Have a reference model lowered: the other process has a copy."""
+        return self.lower(reference, example_inputs)
 
     def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
         """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower` does."""
-        return self._find_worker().annotate(request, probes)
+        head = {"do": "annotate", "request": asdict(request)}
+        found = self.ask(Frame(head=head, pieces=[dump_object(dict(probes))])).head.get("found")
+        try:
+            return None if found is None else read_places(found)
+        except SpellingError as error:
+            self.lose(f"no readings of annotations: {error}")
 
     def lower_annotated(
         self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
-    ) -> Callable[..., Any]:
+    ) -> Any:
         """Have a float model lowered as the vendor's Quantizer has it quantized, on its reference model's grids.
 
         Raises OtherGridError where they cannot be, and as `lower` does.
@@ -136,81 +151,81 @@ class RemoteBackend(Backend):
         given = {"do": "lower annotated", "request": asdict(request)}
         return self._lower_from(given, dump_object((model, reference, inputs)))
 
+    @property
+    def remake(self) -> Remake:
+        """Makes the same backend in another process; it can be pickled."""
+        return partial(_remake, self.text)
+
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
-        return RemoteBackend(description, self.host, share=self._share, limit=self._limit)
+        return RemoteBackend(description, self._ask_worker, limit=self._limit)
 
     def begin(self, work: str = "") -> None:
-        """Begin a piece of work by its ID: its time runs from now, in a new process if the last one did its share."""
+        """Begin a piece of work by its ID: its time runs from now."""
         self.tally = Tally()
-        self._deadline = time.monotonic() + self._limit
-        if self._worker is not None and self._worker.served >= self._share:
-            self.end()
-        if self._worker is not None:
-            self._worker.begin(self._deadline, self.tally)
+        self.allow(self._limit)
+
+    def allow(self, seconds: float) -> None:
+        """Give what is asked from now on so many seconds."""
+        self._allowed, self._begins = seconds, True
+        self._deadline = time.monotonic() + seconds
 
     def conclude(self) -> None:
         """End a piece of work that came to its end."""
 
-    def find_leftover(self) -> Fault | None:
-        """Find a fault in what the backend handed in for this piece of work; one that runs here handed in nothing."""
-        return None
+    def ask(self, request: Frame) -> Frame:
+        """Return the answer to a request. Raises what the backend's code raised, NoAnswer, or LostProcess."""
+        assert self._ask_worker is not None, "a backend that is only described runs nothing"
+        request.head["drop"], self._dropped[:] = list(self._dropped), []
+        request.head[BEGINS], self._begins = self._begins, False
+        self.tally.lowerings += request.head["do"] in LOWERS
+        answer = self._ask_worker(request, max(0.0, self._deadline - time.monotonic()))
+        if LOST in answer.head:
+            raise self._make_loss(request, answer.head)
+        self.tally.runs += count_runs(request, answer)
+        if "unread" in answer.head:
+            raise NoAnswer(str(answer.head["unread"]))
+        if "raised" in answer.head:
+            raise make_error(answer.head["raised"])
+        return answer
 
-    def end(self) -> None:
-        """End the process that is left, if any."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
+    def lose(self, message: str) -> NoReturn:
+        """Give up a worker that does not answer as it should. Raises LostProcess."""
+        raise LostProcess(Ending.DIED, f"the process sent {message}")
 
-    def _lower_from(self, given: dict[str, Any], data: bytes) -> Callable[..., Any]:
+    def _make_loss(self, request: Frame, lost: Mapping[str, Any]) -> LostProcess:
+        ending, message = Ending(lost[LOST]), str(lost["message"])
+        if ending is Ending.TIMEOUT:
+            option = " (--claim-timeout)" if self._allowed == self._limit else ""
+            step = STEPS.get(request.head["do"], request.head["do"])
+            message = f"{step} did not end within {self._allowed:g} s{option}"
+        ending = Ending.TIMEOUT if ending is Ending.TIMEOUT else Ending.DIED
+        return LostProcess(ending, message, text=str(lost["text"]), is_alone=bool(lost["is_alone"]))
+
+    def _lower_from(self, given: dict[str, Any], data: bytes) -> Any:
         """Have lowered what the bytes hold. ``given``: the request for that."""
-        dialogue = Dialogue(self._find_worker())
-        head = {**given, "seed": torch.default_generator.initial_seed()}
-        answer = dialogue.ask(Frame(head=head, pieces=[data])).head
+        self._numbered += 1
+        model = RemoteModel(self, self._numbered)
+        weakref.finalize(model, self._dropped.append, self._numbered)
+        head = {**given, "seed": torch.default_generator.initial_seed(), "model": self._numbered}
+        answer = self.ask(Frame(head=head, pieces=[data])).head
         if "other_grid" in answer:
             raise OtherGridError(str(answer["other_grid"]))
         if "not_callable" in answer:
-            kind = type(str(answer["not_callable"]), (), {})
-            return kind()  # type: ignore[no-any-return]  # the stage says what it is
-        return RemoteModel(dialogue)
-
-    def _find_worker(self) -> RemoteWorker:
-        if self._worker is None:
-            assert self.host is not None, "a backend that is only described runs nothing"
-            self._worker = RemoteWorker(self.host, self._limit)
-            self._worker.begin(self._deadline or time.monotonic() + self._limit, self.tally)
-        return self._worker
+            return type(str(answer["not_callable"]), (), {})()  # the stage says what it is
+        return model
 
 
-class ElsewhereModel(ABC):
-    """A lowered model that does not run in this process. It is called as the model there would be."""
-
-    @abstractmethod
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
-
-    @abstractmethod
-    def run_all(self, batches: Sequence[tuple[Tensor, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
-        """Run it on several inputs, one after the other; yield the outputs. Raises where it raised.
-
-        Raises OverwrittenError in the place of an output that a later run wrote over. ``fillings``: the byte that
-        memory is filled with, for each run; default: that of `fill_memory` now.
-        """
-
-    @abstractmethod
-    def execution(self) -> Execution | None:
-        """Return what the backend reports of it."""
-
-    @abstractmethod
-    def spell_graph(self) -> str:
-        """Return its graph as text; "" if it has none."""
+def _remake(text: str, ask: Ask, limit: float) -> RemoteBackend:
+    return RemoteBackend(read_description(json.loads(text)), ask, limit=limit, text=text)
 
 
-class RemoteModel(ElsewhereModel):
-    """A lowered model in the backend's process."""
+class RemoteModel(HeldModel):
+    """A lowered model in the worker, there known by its number."""
 
-    def __init__(self, dialogue: Dialogue) -> None:
-        self._dialogue = dialogue
+    def __init__(self, backend: RemoteBackend, number: int) -> None:
+        self._backend = backend
+        self._number = number
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Run it on inputs, in their layout, with this thread's number of threads; it may write to the inputs."""
@@ -246,7 +261,7 @@ class RemoteModel(ElsewhereModel):
             try:
                 output, error = _read_run(answer, number, inputs)
             except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError, WireError) as unreadable:
-                self._dialogue.lose(f"the process sent no output that can be read: {unreadable}")
+                self._backend.lose(f"no output that can be read: {unreadable}")
             if error is not None:
                 raise error
             yield output
@@ -258,12 +273,13 @@ class RemoteModel(ElsewhereModel):
             return None
         return Execution(**{name: tuple(names[name]) for name in Execution.__dataclass_fields__})
 
-    def spell_graph(self) -> str:
+    def graph(self) -> str:
         """Return its graph as text; "" if it has none."""
         return str(self._ask("graph").head["graph"])
 
     def _ask(self, action: str, pieces: list[bytes] | None = None, **head: Any) -> Frame:
-        return self._dialogue.ask(Frame(head={"do": action, **head}, pieces=pieces or []))
+        request = Frame(head={"do": action, **head, "model": self._number}, pieces=pieces or [])
+        return self._backend.ask(request)
 
 
 def _read_run(answer: Frame, number: int, inputs: Sequence[Tensor]) -> tuple[Any, Exception | None]:
@@ -275,3 +291,20 @@ def _read_run(answer: Frame, number: int, inputs: Sequence[Tensor]) -> tuple[Any
         inputs[int(place)].copy_(unpack(value, answer.pieces))
     overwritten = OverwrittenError(int(done[number]["overwritten"])) if "overwritten" in done[number] else None
     return unpack(done[number]["output"], answer.pieces), overwritten
+
+
+def count_runs(request: Frame, answer: Frame) -> int:
+    """Return how many runs an answer is of, with one that raised; at most as many as were asked for."""
+    done = answer.head.get("done")
+    made = len(done) + ("failed" in answer.head) if isinstance(done, list) else 0
+    return min(made, len(request.head.get("runs", ())))
+
+
+def make_error(raised: dict[str, Any]) -> Exception:
+    """Return an error of the type's name and with the text of what was raised there."""
+    text = str(raised.get("text", ""))
+    if raised.get("declined"):
+        return UnsupportedPattern(text)
+    error: RemoteError = type(str(raised.get("type", "Exception")), (RemoteError,), {})(text)
+    error.trace = str(raised.get("trace", ""))
+    return error

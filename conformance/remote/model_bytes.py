@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from backends.discovery import describe_error
-from conformance.remote.wire import NoAnswer
+from conformance.machine.frames import NoAnswer
 from refimpl.graph_modules import FlowModule, can_be_saved
 
 _STACK = "nn_module_stack"

@@ -1,173 +1,75 @@
-"""One process that runs the backend, seen from the judge: what it is asked, how long it may take, how it is lost."""
+"""The backend's process, seen from the process that makes it: it is started, warmed, and asked what the backend is."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import signal
-import socket
-import time
-import weakref
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, NoReturn
+import warnings
+from collections.abc import Callable
+from typing import Any
 
-from backends.base import QuantizerRequest, UnsupportedPattern
-from conformance.annotations.probe import BothPlaces, Probe
-from conformance.annotations.spelling import SpellingError, read_places
-from conformance.machine.isolation import Ending, LostProcess
-from conformance.machine.messages import Tally
-from conformance.machine.process import PATIENCE, cut_flood, describe_exit, note_peak_mib, read_output
-from conformance.remote.host import Host, HostError
-from conformance.remote.model_bytes import dump_object
-from conformance.remote.wire import Frame, NoAnswer, WireError, receive_frame, send_frame
-
-_POLL = 0.5
-"""Seconds between two looks at how much a process has printed."""
-LOWERS = frozenset({"lower", "lower annotated"})
-"""The requests that have a model lowered."""
-STEPS = {"annotate": "quantizer() or annotate", "lower annotated": "quantizer() or lower"}
-"""What a backend is asked for, where the request has another name."""
+from conformance.machine.child import Child, ChildLost, Ending, Recipe, StartError
+from conformance.machine.frames import Frame
+from conformance.remote.server import open_worker
 
 
-class RemoteError(Exception):
-    """What the backend's code raised, in its own process; ``trace`` is the traceback there."""
+def make_worker(spec: str, *, limit: float, needs_lower: bool = True) -> Child:
+    """Return a process that has imported the backend. Raises StartError.
 
-    trace = ""
+    ``limit``: seconds for the import. ``needs_lower``: whether it is to lower models.
+    """
+    worker = Child(Recipe(open=open_worker, arguments=(spec, needs_lower), is_guarded=True))
+    try:
+        answer = _ask_first(worker, "import", spec, limit, "the backend could not be imported")
+        if "error" in answer:
+            raise StartError(str(answer["error"]))
+    except BaseException:
+        worker.end()
+        raise
+    return worker
 
 
-class RemoteWorker:
-    """A process that runs the backend, seen from the judge."""
+def describe_backend(spec: str, *, limit: float, needs_lower: bool = True) -> dict[str, Any]:
+    """Return what a backend says of itself, as data (`read_description`). Raises StartError."""
+    worker = make_worker(spec, limit=limit, needs_lower=needs_lower)
+    try:
+        answer = _ask_first(worker, "describe", spec, limit, "the backend could not say what it is")
+    finally:
+        worker.end()
+    if "error" in answer:
+        raise StartError(str(answer["error"]))
+    said = answer.get("said")
+    return said if isinstance(said, dict) else {}
 
-    def __init__(self, host: Host, limit: float) -> None:
-        self.served = 0
-        self.dropped: list[int] = []
-        self._host = host
-        self._limit = limit
-        self._deadline = 0.0
-        self._tally = Tally()
-        self._numbered = 0
-        self._channel, theirs = socket.socketpair()
-        host.output.truncate(0)
+
+def make_warm_workers(spec: str, *, limit: float) -> Callable[[], Child]:
+    """Return a function that makes workers as `make_worker` does, and has the backend warm up in each.
+
+    Where it does not, there is a warning, and no worker is warmed from then on.
+    """
+    is_warmed = True
+
+    def make() -> Child:
+        nonlocal is_warmed
+        worker = make_worker(spec, limit=limit)
+        if not is_warmed:
+            return worker
         try:
-            self._pid = host.fork(theirs, limit)
-        except HostError as error:
-            raise LostProcess(Ending.DIED, str(error), is_alone=True) from error
-        finally:
-            theirs.close()
+            said = _ask_first(worker, "warm up", spec, limit, "warm_up() did not return").get("error")
+        except StartError as error:
+            said, worker = f"{error}; the claims start cold", make_worker(spec, limit=limit)
+        if said is not None:
+            is_warmed = False
+            warnings.warn(str(said), stacklevel=2)
+        return worker
 
-    def begin(self, deadline: float, tally: Tally) -> None:
-        """Begin a piece of work, whose lowerings and runs are counted in the tally."""
-        self.served += 1
-        self._deadline = deadline
-        self._tally = tally
-        self._host.output.truncate(0)
-
-    def number_model(self) -> int:
-        """Return a number for a further model."""
-        self._numbered += 1
-        return self._numbered
-
-    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-        """Have models annotated, and return the readings."""
-        head = {"do": "annotate", "request": asdict(request)}
-        found = self.ask(Frame(head=head, pieces=[dump_object(dict(probes))])).head.get("found")
-        try:
-            return None if found is None else read_places(found)
-        except SpellingError as error:
-            self.lose(f"the process sent no readings of annotations: {error}")
-
-    def ask(self, request: Frame) -> Frame:
-        """Send a request and return the answer. Raises what the backend's code raised, NoAnswer, or LostProcess."""
-        request.head["drop"], self.dropped[:] = list(self.dropped), []
-        self._tally.lowerings += request.head["do"] in LOWERS
-        try:
-            self._channel.settimeout(self._left())
-            send_frame(self._channel, request)
-            answer = self._receive()
-        except TimeoutError:
-            self._dump_stack()
-            step = STEPS.get(request.head["do"], request.head["do"])
-            self._lose(Ending.TIMEOUT, f"{step} did not end within {self._limit:g} s (--claim-timeout)")
-        except (WireError, OSError) as error:
-            if isinstance(error, WireError):
-                self.lose(f"the process sent an answer that cannot be read: {error}")
-            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
-        if answer is None:
-            self._lose(Ending.DIED, describe_exit(self._host.wait_for(self._pid, PATIENCE)))
-        note_peak_mib(float(answer.head.get("peak_mib", 0.0)))
-        self._tally.runs += count_runs(request, answer)
-        if "unread" in answer.head:
-            raise NoAnswer(str(answer.head["unread"]))
-        if "raised" in answer.head:
-            raise make_error(answer.head["raised"])
-        return answer
-
-    def lose(self, message: str) -> NoReturn:
-        """Give up a process that does not answer as it should. Raises LostProcess."""
-        self._lose(Ending.DIED, message)
-
-    def close(self) -> None:
-        """Kill the process, and what it has started."""
-        self._channel.close()
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self._pid, signal.SIGKILL)
-
-    def _receive(self) -> Frame | None:
-        """Return the answer; meanwhile a flood of output is cut. Raises TimeoutError at the deadline."""
-        while not select.select([self._channel], [], [], min(_POLL, self._left()))[0]:
-            cut_flood(self._host.output)
-        return receive_frame(self._channel, self._deadline)
-
-    def _left(self) -> float:
-        """Return how many seconds are left. Raises TimeoutError if none are."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-    def _dump_stack(self) -> None:
-        """Have the process print where it hangs, as far as it still can; this ends it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self._pid, signal.SIGABRT)
-        self._host.wait_for(self._pid, PATIENCE)
-
-    def _lose(self, ending: Ending, message: str) -> NoReturn:
-        text = read_output(self._host.output)
-        raise LostProcess(ending, message, text=text, is_alone=self.served == 1)
+    return make
 
 
-class Dialogue:
-    """What is asked of one lowered model, and answered: first that it be lowered."""
-
-    def __init__(self, worker: RemoteWorker) -> None:
-        self._worker = worker
-        self._number = worker.number_model()
-        weakref.finalize(self, worker.dropped.append, self._number)
-
-    def ask(self, request: Frame) -> Frame:
-        """Send a request and return the answer. Raises what the backend's code raised, or LostProcess."""
-        return self._worker.ask(Frame(head={**request.head, "model": self._number}, pieces=request.pieces))
-
-    def lose(self, message: str) -> NoReturn:
-        """Give up the process. Raises LostProcess."""
-        self._worker.lose(message)
-
-
-def count_runs(request: Frame, answer: Frame) -> int:
-    """Return how many runs an answer is of, with one that raised; at most as many as were asked for."""
-    done = answer.head.get("done")
-    made = len(done) + ("failed" in answer.head) if isinstance(done, list) else 0
-    return min(made, len(request.head.get("runs", ())))
-
-
-def make_error(raised: dict[str, Any]) -> Exception:
-    """Return an error of the type's name and with the text of what was raised there."""
-    text = str(raised.get("text", ""))
-    if raised.get("declined"):
-        return UnsupportedPattern(text)
-    error: RemoteError = type(str(raised.get("type", "Exception")), (RemoteError,), {})(text)
-    error.trace = str(raised.get("trace", ""))
-    return error
+def _ask_first(worker: Child, what: str, spec: str, limit: float, during: str) -> dict[str, Any]:
+    """Return the answer of a new worker. Raises StartError, and ends the worker, if there is none."""
+    try:
+        return worker.ask(Frame(head={"do": what}), limit=limit).head
+    except ChildLost as lost:
+        worker.end()
+        text = f"did not answer within {limit:g} s (--claim-timeout)" if lost.ending is Ending.TIMEOUT else str(lost)
+        shown = f"; it printed:\n{lost.text.strip()}" if lost.text.strip() else ""
+        raise StartError(f"backend {spec}: {during}: the process {text}{shown}") from lost

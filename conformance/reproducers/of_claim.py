@@ -15,7 +15,6 @@ from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import NoOracleError
 from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
-from conformance.remote.client import RemoteBackend
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError, spell_pattern
 from conformance.stages.bench import Bench
@@ -71,7 +70,7 @@ def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
 
 def _write_script(bench: Bench, check: Check, state: CaseState) -> str:
     """Write the script of a case that fails as the check says. Raises NoScriptError for what ran on a device."""
-    if isinstance(bench.backend, RemoteBackend) and bench.backend.runs_elsewhere:
+    if bench.runs_elsewhere:
         name = name_case(check.claim, spell_model(state.reference))
         raise NoScriptError(f"the model ran on a device; case {name} of the bundle has it, with its inputs")
     where = check.evidence.get("where", Where())

@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from conformance.claims.claim import Claim
-from conformance.machine.isolation import WorkResult
+from conformance.machine.workplace import WorkResult
 from conformance.run.elsewhere import CALLS, CommandBackend
-from conformance.run.exercise import make_bailiff
 from conformance.run.export import explain_absence, record_units
 from conformance.run.session import Run
+from conformance.run.workplaces import Workplaces
 from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
 from conformance.vectors.command import Caller, lock_file
 from conformance.vectors.recording import RecordedCase
 from conformance.vectors.replay import ReplayBackend
-from reports.schema import Check, ClaimResult
 
 _DONE, _OUTPUTS = "done", "outputs"
 
@@ -60,7 +58,7 @@ def _read_done(folder: Path) -> Bundle:
     return read_bundle(folder)
 
 
-class CommandBailiff:
+class CommandWorkplaces(Workplaces):
     """Has each piece of work recorded and run with its chunk, and then judged."""
 
     def __init__(self, run: Run, backend: CommandBackend) -> None:
@@ -73,21 +71,17 @@ class CommandBailiff:
         )  # fmt: skip
         replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
         self._recorder = record_units(run, backend, self._chunks, backend.imports)
-        self._judge = make_bailiff(replace(run, backend=replay))
+        super().__init__(replace(run, backend=replay))
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""
         self._ensure(name)
-        return self._judge.run(name)
-
-    def reproduce(self, claim: Claim, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
-        """Return a failing claim's result with its graphs."""
-        return self._judge.reproduce(claim, result, checks)
+        return super().run(name)
 
     def close(self) -> None:
         """End all processes."""
         self._recorder.close()
-        self._judge.close()
+        super().close()
 
     def _ensure(self, name: str) -> None:
         """Record and run the chunk of a piece of work, unless that was done, here or in another process."""
@@ -103,3 +97,8 @@ class CommandBailiff:
             finish_bundle(folder, about, plan, reasons)
             Caller(self._settings, read_bundle(folder), folder / _OUTPUTS, self._chunks.folder).run_all()
             (folder / _DONE).touch()
+
+
+def open_workplaces(run: Run) -> Workplaces:
+    """Return where a run's units are judged."""
+    return CommandWorkplaces(run, run.backend) if isinstance(run.backend, CommandBackend) else Workplaces(run)

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from backends.base import Representation
 from backends.discovery import describe_error
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import Description, read_description
-from conformance.remote.host import Host
+from conformance.remote.worker import describe_backend
 from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
 from conformance.vectors.bundle import JUDGE, LOST_CALLS, Bundle, BundleError, read_bundle
 from conformance.vectors.files import digest_file, digest_folder
@@ -139,7 +138,7 @@ class CommandBackend(RemoteBackend):
 def open_command(options: Options, text: str | None) -> CommandBackend:
     """Return the backend of ``command:FILE``. ``text``: its description, if another process has asked for it.
 
-    Raises ElsewhereError for a file that cannot be used, HostError and DescriptionError for its config.
+    Raises ElsewhereError for a file that cannot be used, StartError and DescriptionError for its config.
     """
     from conformance.vectors.command import CommandError, read_settings
 
@@ -151,8 +150,7 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
     if place not in sys.path:
         sys.path.append(place)
     if text is None:
-        with closing(Host(settings.config, limit=options.claim_timeout, needs_lower=False)) as host:
-            data = host.describe()
+        data = describe_backend(settings.config, limit=options.claim_timeout, needs_lower=False)
         try:
             form = choose_form(Representation[data["representation"]], choose_formats(settings.formats))
         except FormatError as error:

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from conformance.claims.claim import Claim, config_digest
+from conformance.machine.child import Ending
 from conformance.machine.environment import describe_environment
-from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.workplace import WorkResult
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.run.elsewhere import VECTORS
-from conformance.run.exercise import Bailiff, make_bailiff
 from conformance.run.findings import list_files
 from conformance.run.options import ROOT, Options
 from conformance.run.session import Run, describe_limits, find_described, open_run
+from conformance.run.workplaces import Workplaces
 from conformance.vectors.bundle import DEVICE, JUDGE, BundleError, BundleWriter, finish_bundle, read_bundle
 from conformance.vectors.files import remove
 from conformance.vectors.formats import choose_form
@@ -53,10 +54,10 @@ def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBacke
     return RemoteBackend(replace(backend.description, representation=form), text=text)
 
 
-def record_units(run: Run, backend: RemoteBackend, sink: Sink, imports: str) -> Bailiff:
+def record_units(run: Run, backend: RemoteBackend, sink: Sink, imports: str) -> Workplaces:
     """Return where units of a run are recorded. ``imports``: where the vendor's own code is found."""
     recording = RecordingBackend(backend.description, sink, imports=imports, text=backend.text)
-    return make_bailiff(replace(run, backend=recording))
+    return Workplaces(replace(run, backend=recording))
 
 
 def list_recordable(run: Run) -> list[str]:
@@ -73,8 +74,6 @@ def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: i
     if options.backend.startswith(VECTORS):
         raise ExportError(f"--backend={options.backend} is a bundle already")
     described = find_described(options, needs_lower=False)
-    if not isinstance(described, RemoteBackend):
-        raise ExportError("this platform cannot fork, which the export needs")
     if reason := described.unavailable_reason():
         raise ExportError(f"backend {described.name}: {reason}")
     backend = describe_form(described, formats)
@@ -118,9 +117,9 @@ def _record(
     """Record the selected claims and models; return why any of them may have no case."""
     names, device = list_recordable(run), writer.folder / DEVICE
     reasons = dict.fromkeys(names, "")
-    with closing(record_units(run, backend, writer, imports)) as bailiff:
+    with closing(record_units(run, backend, writer, imports)) as places:
         for number, name in enumerate(names, 1):
-            reasons[name] = explain_absence(bailiff.run(name))
+            reasons[name] = explain_absence(places.run(name))
             _show_progress(number, len(names))
             if number % _MEASURED_EACH == 0:
                 _check_size(device, most_bytes, f" after {number} of {len(names)} claims and models")

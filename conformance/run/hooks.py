@@ -17,7 +17,6 @@ import pytest
 from backends.discovery import list_names
 from conformance.claims.claim import Claim
 from conformance.machine.foreign import list_foreign_code
-from conformance.machine.isolation import CAN_FORK
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.run.options import register
@@ -113,12 +112,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, default, silent in _SILENCED:
         if getattr(config.option, name, None) == default:
             setattr(config.option, name, silent)
-
-
-def pytest_report_header() -> list[str]:
-    """Return a line if there is no isolation."""
-    warning = "isolation: none, for this platform cannot fork: a crash ends the run, and no limit holds"
-    return [] if CAN_FORK else [warning]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

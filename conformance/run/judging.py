@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from backends.discovery import SHIPPED
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Ending, WorkResult, fault_of_lost_work
+from conformance.machine.child import Ending
 from conformance.machine.messages import Begin, Tally, Trace, make_portable
+from conformance.machine.workplace import WorkResult, fault_of_lost_work
 from conformance.pipeline.job import Job
 from conformance.run.elsewhere import COMMAND, describe_lost_calls
 from conformance.run.findings import describe_missing

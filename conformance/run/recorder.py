@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.child import Ending
 from conformance.machine.release import find_change
+from conformance.machine.workplace import WorkResult
 from conformance.run.judging import find_problems, rows_of
 from conformance.run.options import ROOT
 from conformance.run.report_folder import HTML, RESULTS, WAIVERS, FolderError, ReportFolder

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from backends.base import Backend, Capabilities, Representation, Taken
-from backends.discovery import BackendNotFound, describe_error, find_backend
+from backends.discovery import describe_error
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import Preparation
@@ -26,8 +26,8 @@ from conformance.claims_of import unclaimed_ops
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
 from conformance.machine import isa
+from conformance.machine.child import HAS_CHILDREN, StartError
 from conformance.machine.environment import describe_environment, read_detection_power
-from conformance.machine.isolation import CAN_FORK
 from conformance.machine.release import PACKAGES
 from conformance.own_models import jobs as own_models
 from conformance.own_models.given import ModelSpecError, check_spec
@@ -35,8 +35,9 @@ from conformance.own_models.sets import ModelSetError, expand
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import DescriptionError, Limit, read_description
-from conformance.remote.host import Host, HostError
+from conformance.remote.executor import executor_of
 from conformance.remote.sources import SourcesError, digest_sources
+from conformance.remote.worker import describe_backend
 from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
 from conformance.run.findings import read_findings
 from conformance.run.options import ROOT, Options, read_options, select_ids
@@ -100,13 +101,13 @@ class Run:
 
     def needs_own_code(self, unit: Unit) -> bool:
         """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
-        own = self.backend.description.own if isinstance(self.backend, RemoteBackend) else frozenset()
+        own = executor_of(self.backend).own
         return unit.id in own if isinstance(unit, Claim) else bool(own)
 
     @property
     def vendor_places(self) -> tuple[str, ...]:
         """The files and folders that the backend's code comes from, as far as its process can tell."""
-        return (self.backend.description.sources or ()) if isinstance(self.backend, RemoteBackend) else ()
+        return executor_of(self.backend).sources or ()
 
     def make_params(self, kind: type[Unit]) -> list[Any]:
         """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""
@@ -154,7 +155,7 @@ class Run:
             pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             isa=_find_level(backend),
-            isolation="fork" if CAN_FORK else "none",
+            isolation="fork",
             waivers=_digest(self.waiver_file, self.waiver_bytes),
             findings=dict(self.findings),
             limits=describe_limits(backend.capabilities().limits),
@@ -219,12 +220,12 @@ def preflight(config: pytest.Config) -> Run | int | None:
     return limit_run(config, replace(run, sources_sha256=digest_code(options, backend)))
 
 
-def digest_code(options: Options, backend: Backend) -> str:
+def digest_code(options: Options, backend: RemoteBackend) -> str:
     """Return the digest of the files of the suite and of the backend's code; "" if these cannot be told."""
     if _runs_elsewhere(backend):
         places: Sequence[str] | None = ()  # the versions have the digests of a device's files
     else:
-        places = backend.description.sources if isinstance(backend, RemoteBackend) else None
+        places = backend.sources
     if places is None:
         return ""
     left_out = [path for path in (options.report_dir, backend.waivers) if path is not None]
@@ -240,18 +241,15 @@ def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = ()) -> Run:
     return limited
 
 
-def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> Backend:
+def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> RemoteBackend:
     """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
 
-    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had. Where processes cannot
-    be forked, the backend itself is returned.
+    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had.
     """
-    torch.set_num_threads(1)  # a child would wait for ever for threads that were started before it was forked
-    if not CAN_FORK:
-        with raise_usage_error_for(BackendNotFound):
-            return find_backend(options.backend)
+    if not HAS_CHILDREN:
+        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
     with (
-        raise_usage_error_for(HostError),
+        raise_usage_error_for(StartError),
         raise_usage_error_for(DescriptionError),
         raise_usage_error_for(ElsewhereError),
     ):
@@ -260,8 +258,8 @@ def find_described(options: Options, text: str | None = None, *, needs_lower: bo
         if options.backend.startswith(COMMAND):
             return open_command(options, text)
         if text is None:
-            with closing(Host(options.backend, limit=options.claim_timeout, needs_lower=needs_lower)) as host:
-                text = json.dumps(host.describe())
+            said = describe_backend(options.backend, limit=options.claim_timeout, needs_lower=needs_lower)
+            text = json.dumps(said)
         return RemoteBackend(read_description(json.loads(text)), text=text)
 
 
@@ -328,7 +326,7 @@ def _find_models(options: Options, backend: Backend) -> list[str]:
 
 
 def _runs_elsewhere(backend: Backend) -> bool:
-    return isinstance(backend, RemoteBackend) and backend.runs_elsewhere
+    return executor_of(backend).runs_elsewhere
 
 
 def _find_level(backend: Backend) -> str:

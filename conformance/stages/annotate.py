@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
-from conformance.annotations.asking import QuantizerNotFound, annotate
+from conformance.annotations.asking import QuantizerNotFound
 from conformance.annotations.probe import BothPlaces, Probe
 from conformance.claims.case import Case
 from conformance.claims.claim import FLOAT_QPARAMS, Claim
@@ -21,7 +21,6 @@ from conformance.claims.pattern_plan import is_norm
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.ops.fused_modules import MEMBERS, QAT_OF
-from conformance.remote.client import RemoteBackend
 from conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import find_edge_fault, make_edges
 from conformance.stages.bench import Bench
@@ -88,12 +87,8 @@ def request_for(claim: Claim) -> QuantizerRequest:
 @guard("annotate.ask")
 def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) -> Found:
     """Return what came of probes. Raises FaultFound if there is no Quantizer, or the backend's code raises."""
-    backend = bench.backend
     try:
-        if isinstance(backend, RemoteBackend):
-            found = backend.annotate(request, probes)
-        else:
-            found = annotate(backend, request, probes)
+        found = bench.executor.annotate(request, probes)
     except Exception as error:
         if type(error).__name__ == QuantizerNotFound.__name__:  # here, or in the backend's process
             raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=str(error))) from error

@@ -14,7 +14,7 @@ from conformance.claims.claim import enumerate_claims
 from conformance.claims.effort import PROFILES
 from conformance.claims.preparation import Preparation
 from conformance.claims.quick import Share, shares_of
-from conformance.remote.client import RemoteBackend
+from conformance.remote.executor import executor_of
 from refimpl import BackendConfig, convert_to_reference_decomposed_fx, convert_to_reference_fx
 from refimpl.backend_config import as_backend_config
 from refimpl.convert import convert_to_bounded_reference_fx
@@ -26,7 +26,7 @@ class Bench:
     ``spec``: the backend's name on the command line. ``repro``: returns the command that runs a claim or job again, by
     its ID. ``waived``: the IDs of claims that waivers cover. ``max_examples``: random inputs of each case, with all
     directed ones, in place of the profile's. ``tries_all``: nothing is left out because of what the backend answers.
-    ``runs_elsewhere``: its models are files for a device.
+    ``runs_elsewhere``: its models are files for a device. ``executor``: how it is reached.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class Bench:
     ) -> None:  # fmt: skip
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
-        self.tries_all = isinstance(backend, RemoteBackend) and backend.records
-        self.runs_elsewhere = isinstance(backend, RemoteBackend) and backend.runs_elsewhere
+        self.executor = executor_of(backend)
+        self.tries_all = self.executor.records
+        self.runs_elsewhere = self.executor.runs_elsewhere
         self.spec = spec or backend.name
         self.repro = repro
         self.waived = frozenset(waived)

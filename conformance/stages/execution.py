@@ -10,7 +10,6 @@ from torch.fx import GraphModule
 from backends.base import Execution
 from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
-from conformance.remote.client import ElsewhereModel
 from conformance.stages.bench import Bench
 from conformance.stages.float_ops import explain_float, list_quantized, read_name
 from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel, make_backend_error
@@ -48,7 +47,7 @@ def ask_execution(bench: Bench, model: LoweredModel, reference: GraphModule) -> 
     it is not known what runs if the backend says nothing, or names other quantized ops only.
     """
     try:
-        execution = model.execution() if isinstance(model, ElsewhereModel) else bench.backend.execution(model)
+        execution = model.execution()
     except Exception as error:
         raise make_backend_error("execution", error) from error
     if execution is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -11,15 +10,12 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, QuantizerRequest, UnsupportedPattern
-from backends.lowering import lower_reference
-from conformance.annotations.asking import lower_annotated
 from conformance.annotations.programs import OtherGridError
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.client import ElsewhereModel, OverwrittenError, RemoteBackend
-from conformance.remote.wire import HeldOutputs, unpack
+from conformance.remote.executor import OverwrittenError, executor_of
 from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
 from conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
@@ -66,9 +62,8 @@ def lower(
 
 def lower_by(backend: Backend, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
     """Have a backend lower a copy of the reference model, here or in its own process. Raises what its code raises."""
-    if isinstance(backend, RemoteBackend):  # the other process makes the copy, and the form that the backend takes
-        return backend.lower(reference, example_inputs)
-    return lower_reference(backend, copy.deepcopy(reference), example_inputs)
+    made: LoweredModel = executor_of(backend).lower_copy(reference, example_inputs)
+    return made
 
 
 def lower_as_annotated(
@@ -79,9 +74,8 @@ def lower_as_annotated(
     Where the Quantizer keeps to other grids within the claim, such as a narrower range, the reference model is lowered.
     """
     try:
-        if isinstance(backend, RemoteBackend):
-            return backend.lower_annotated(request, model, reference, example_inputs)
-        return lower_annotated(backend, request, model, reference, example_inputs)
+        made: LoweredModel = executor_of(backend).lower_annotated(request, model, reference, example_inputs)
+        return made
     except OtherGridError:
         return lower_by(backend, reference, example_inputs)
 
@@ -97,9 +91,9 @@ def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any
 def run_all(lowered: LoweredModel, places: Sequence[Where | str], batches: Sequence[Batch]) -> Iterator[Any]:
     """Run a lowered model on several inputs in turn, as `run_lowered` does; yield the outputs.
 
-    A model in another process is given several of them at a time. Until then its outputs have to stay as they are.
+    A model is given several of them at a time. Until then its outputs have to stay as they are.
     """
-    outputs = lowered.run_all(batches) if isinstance(lowered, ElsewhereModel) else _run_here(lowered, batches)
+    outputs = lowered.run_all(batches)
     for number, where in enumerate(places):
         try:
             output = next(outputs)
@@ -117,27 +111,9 @@ def _name_input(where: Where | str) -> str:
     return where if isinstance(where, str) else repr(where.input)
 
 
-def _run_here(lowered: LoweredModel, batches: Sequence[Batch]) -> Iterator[Any]:
-    """Run a model on copies of the inputs; yield copies of its outputs. Raises as a model in another process does."""
-    outputs, packed, pieces, raised = HeldOutputs(), list[Any](), list[bytes](), None
-    for inputs in batches:
-        try:
-            packed.append(outputs.pack(lowered(*(value.clone() for value in inputs)), pieces))
-        except Exception as error:  # whatever the backend's code raises
-            raised = error
-            break
-    overwritten = dict(outputs.find_overwritten())
-    for number, data in enumerate(packed):
-        if number in overwritten:
-            raise OverwrittenError(overwritten[number])
-        yield unpack(data, pieces)
-    if raised is not None:
-        raise raised
-
-
 def find_leftover(bench: Bench) -> Iterator[Fault]:
     """Find a fault in what a device handed in for this claim or model and no stage asked for."""
-    left = bench.backend.find_leftover() if isinstance(bench.backend, RemoteBackend) else None
+    left = bench.executor.find_leftover()
     if left is not None:
         yield left
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from conformance.claims.case import Case
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault
+from conformance.machine.frames import NoAnswer
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import ElsewhereModel, OverwrittenError, spell_trace
-from conformance.remote.wire import NoAnswer
+from conformance.remote.client import spell_trace
+from conformance.remote.executor import OverwrittenError
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.meaning import tensors_of
 from conformance.stages.state import FirstRun, LoweredModel, make_backend_error
@@ -144,10 +145,8 @@ class RepeatRun:
             return [each.detach().clone() for each in tensors_of(self.lowered(*copies))]
 
     def foresee(self, runs: Sequence[Batch]) -> None:
-        """Say which runs come next: a model in another process makes them in one request. `run` gives their results."""
+        """Say which runs come next: the model makes them together. `run` gives their results."""
         self._ahead.clear()
-        if not isinstance(self.lowered, ElsewhereModel):
-            return
         fillings = []
         for _ in runs:
             self.filling ^= 0xFF

@@ -22,11 +22,12 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, NamedInputs
 from conformance.machine.fault import Fault, FaultFound
+from conformance.machine.frames import NoAnswer
 from conformance.machine.guard import guard
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import RemoteBackend, spell_trace
-from conformance.remote.wire import NoAnswer
+from conformance.remote.client import spell_trace
+from conformance.remote.executor import HeldModel, executor_of
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
 from refimpl import ConfigError, RefimplError
@@ -51,7 +52,7 @@ OF_A_QUANTIZER = ("annotate",)
 """The stages that only a backend with a torchao Quantizer has."""
 MOST_OTHERS = 20
 """Most lines about further faults in the evidence."""
-LoweredModel = Callable[..., Any]
+LoweredModel = HeldModel
 """What a backend's lower returned."""
 ExactOf = Callable[[Batch], Sequence[Exact]]
 """Computes the exact results for inputs, one for each output."""
@@ -138,9 +139,7 @@ class ClaimState:
 
 def gives_quantizer(backend: Backend) -> bool:
     """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
-    if isinstance(backend, RemoteBackend):
-        return backend.description.has_quantizer and not backend.runs_elsewhere
-    return type(backend).quantizer is not Backend.quantizer
+    return executor_of(backend).gives_quantizer
 
 
 def stages_of(backend: Backend) -> tuple[str, ...]:

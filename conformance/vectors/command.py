@@ -295,7 +295,7 @@ class Caller:
             return {"status": "timeout", "reason": f"the command did not end within {limit}", "text": result.printed}
         if result.code in self._settings.refused:
             return {"status": "refused", "reason": f"exit status {result.code}{said}", "text": result.printed}
-        reason = f"the command: {describe_exit(result.code)}{said}"
+        reason = f"the command: the process {describe_exit(result.code)}{said}"
         return {"status": "crashed", "reason": reason, "text": result.printed}
 
     def _call(self, names: Sequence[str]) -> CallResult:

@@ -7,8 +7,10 @@ A device gets these models and inputs as files (export.py). The judge takes the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,13 +18,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
-from backends.base import Capabilities, Execution
+from backends.base import Capabilities
 from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.remote.client import ElsewhereModel, RemoteBackend
-from conformance.remote.description import Description
+from conformance.remote.client import Ask, Remake, RemoteBackend
+from conformance.remote.description import Description, read_description
+from conformance.remote.executor import HeldModel
 from conformance.vectors.graph_data import GraphData, spell_model
 from conformance.vectors.interval import Interval, interval_of
 from conformance.vectors.runs import RunsData, key_of
@@ -64,7 +67,7 @@ class RecordingBackend(RemoteBackend):
         self._work = ""
         self._cases: dict[str, RecordedCase] = {}
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> RecordedModel:
         """Note the model; equal models of a piece of work are one case."""
         data = spell_model(reference_model)
         name = name_case(self._work, data)
@@ -76,9 +79,10 @@ class RecordingBackend(RemoteBackend):
             )  # fmt: skip
         return RecordedModel(case, self.capabilities())
 
-    def execution(self, lowered: Callable[..., Any]) -> Execution | None:
-        """Return None: what a device executes, it says with its outputs."""
-        return None
+    @property
+    def remake(self) -> Remake:
+        """Makes the same backend in another process."""
+        return partial(_remake, self.text, self._sink, self.imports)
 
     def described_as(self, description: Description) -> RecordingBackend:
         """Return the same backend under another description."""
@@ -95,6 +99,10 @@ class RecordingBackend(RemoteBackend):
         self._cases.clear()
 
 
+def _remake(text: str, sink: Sink, imports: str, ask: Ask, limit: float) -> RecordingBackend:
+    return RecordingBackend(read_description(json.loads(text)), sink, imports=imports, text=text)
+
+
 def name_case(work: str, data: GraphData) -> str:
     """Return the name of a case: 16 hexadecimal digits of the piece of work and of the model's data."""
     digest = hashlib.sha256(f"{work}\0{data.text}\0".encode())
@@ -105,7 +113,7 @@ def name_case(work: str, data: GraphData) -> str:
     return digest.hexdigest()[:16]
 
 
-class RecordedModel(ElsewhereModel):
+class RecordedModel(HeldModel):
     """A model whose runs are noted; its outputs are the nearest of what is right."""
 
     def __init__(self, case: RecordedCase, capabilities: Capabilities) -> None:
@@ -127,14 +135,6 @@ class RecordedModel(ElsewhereModel):
             self._case.runs.add(inputs, output, threads)
             self._case.expected.append(expected)
             yield output
-
-    def execution(self) -> Execution | None:
-        """Return None: nothing runs."""
-        return None
-
-    def spell_graph(self) -> str:
-        """Return "": nothing was lowered."""
-        return ""
 
     def _answer(self, inputs: Batch) -> tuple[Any, list[Interval] | None]:
         key = key_of([value.contiguous() for value in inputs], 1)

@@ -6,9 +6,11 @@ of the device: the claim is UNEXERCISED, with that reason.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Execution, UnsupportedPattern
 from conformance.claims.inputs import Batch
+from conformance.machine.child import Ending
 from conformance.machine.fault import Fault
-from conformance.machine.isolation import Ending, LostProcess
+from conformance.machine.frames import NoAnswer
+from conformance.machine.workplace import LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import ElsewhereModel, RemoteBackend
-from conformance.remote.description import Description
-from conformance.remote.wire import NoAnswer
-from conformance.remote.worker import RemoteError
+from conformance.remote.client import Ask, Remake, RemoteBackend, RemoteError
+from conformance.remote.description import Description, read_description
+from conformance.remote.executor import HeldModel
 from conformance.vectors.bundle import Bundle, BundleError
 from conformance.vectors.files import spell_json, unpack_arrays
 from conformance.vectors.graph_data import spell_model
@@ -60,7 +63,7 @@ class ReplayBackend(RemoteBackend):
         self._work = ""
         self._handed_in: dict[str, HandedIn] = {}
 
-    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> ReplayedModel:
         """Find what was handed in for a model. Raises what the device answered in place of outputs."""
         bundle, outputs = self.source.find(self._work)
         name = name_case(self._work, spell_model(reference_model))
@@ -80,6 +83,11 @@ class ReplayBackend(RemoteBackend):
         raise_unless_done(name, status)
         structure = _find_structure(reference_model, example_inputs)
         return ReplayedModel(name, handed_in, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
+
+    @property
+    def remake(self) -> Remake:
+        """Makes the same backend in another process."""
+        return partial(_remake, self.text, self.source, self.imports)
 
     def described_as(self, description: Description) -> ReplayBackend:
         """Return the same backend under another description."""
@@ -109,6 +117,10 @@ class ReplayBackend(RemoteBackend):
             if fault is not None:
                 return replace(fault, message=f"case {name}: {fault.message}")
         return None
+
+
+def _remake(text: str, source: Source, imports: str, ask: Ask, limit: float) -> ReplayBackend:
+    return ReplayBackend(read_description(json.loads(text)), source, imports=imports, text=text)
 
 
 def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
@@ -184,7 +196,7 @@ def _keys_of(case: Mapping[str, Any], arrays: Mapping[str, Any], grids: Sequence
     ]
 
 
-class ReplayedModel(ElsewhereModel):
+class ReplayedModel(HeldModel):
     """A model whose outputs were handed in. A run that is asked for again beyond the recorded ones gives its last."""
 
     def __init__(self, name: str, handed_in: HandedIn, keys: Sequence[str], structure: Any) -> None:
@@ -220,7 +232,3 @@ class ReplayedModel(ElsewhereModel):
             return self._handed_in.read_execution()
         except FileFault as error:
             raise HandedInError(f"case {self._name}: {error}") from error
-
-    def spell_graph(self) -> str:
-        """Return "": the device has the lowered model."""
-        return ""

@@ -73,7 +73,7 @@ def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
         end_process(pid, is_guard=False)
         _write(folder, {"status": "timeout", "reason": f"lower and run did not end within {limit:g} s"})
     elif code:
-        _write(folder, {"status": "crashed", "reason": describe_exit(code)})
+        _write(folder, {"status": "crashed", "reason": f"the process {describe_exit(code)}"})
 
 
 def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Backend) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.run.command import open_workplaces
 from conformance.run.elsewhere import VECTORS, adopt_bundle
-from conformance.run.exercise import make_bailiff
 from conformance.run.export import export
 from conformance.run.judging import rows_of
 from conformance.run.options import Options
@@ -84,11 +84,11 @@ def judge(bundle: Path, outputs: Path) -> dict[str, str]:
         )
     )  # fmt: skip
     opened = open_run(options, find_described(options))
-    bailiff = make_bailiff(opened)
+    places = open_workplaces(opened)
     try:
-        rows = [row for name, unit in opened.units.items() for row in rows_of(opened, unit, bailiff.run(name))]
+        rows = [row for name, unit in opened.units.items() for row in rows_of(opened, unit, places.run(name))]
     finally:
-        bailiff.close()
+        places.close()
     return {each.claim: each.verdict.value for each in rows if isinstance(each, ClaimResult)}
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.child import Ending
+from conformance.machine.workplace import WorkResult
 from conformance.run.judging import rows_of
 from conformance.run.session import open_run
 from reports.__main__ import main

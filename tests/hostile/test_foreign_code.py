@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from reports.html import build_report
 from reports.results import Results, read_results
 from reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+from tests.support.warm_python import NEW_CHILDREN
 
 pytestmark = pytest.mark.slow
 
+SITE = Path(__file__).resolve().parent / "site"
 DECIDES = """
 import refimpl.decide
 
@@ -29,15 +32,14 @@ def pytest_sessionfinish(session):
         import late_code
 """
 IMPORTS_VENDOR = """
-import conformance.run.exercise as exercise
+def patch(judge):
+    original = judge.run_claim
 
-_run_claim = exercise.run_claim
+    def run_claim(bench, claim):
+        import fakes
+        return original(bench, claim)
 
-def run_claim(bench, claim):
-    import fakes
-    return _run_claim(bench, claim)
-
-exercise.run_claim = run_claim
+    judge.run_claim = run_claim
 """
 
 
@@ -98,7 +100,8 @@ def test_a_judge_that_imported_the_vendors_code_gets_no_certificate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "meddling.py").write_text(IMPORTS_VENDOR)
-    ran = run(tmp_path, "fakes:Good", "-p", "meddling", cwd=tmp_path)
+    path = os.pathsep.join([str(REPO), str(FAKES), str(tmp_path), str(SITE)])
+    ran = run(tmp_path, "fakes:Good", cwd=tmp_path, PYTHONPATH=path, JUDGE_PATCH="meddling", **NEW_CHILDREN)
     assert ran.status == 0, ran.out
     told = f"the vendor's module fakes ({FAKES / 'fakes.py'})".replace(f"{REPO}/", "")
     assert [claim.foreign_code for claim in ran.results.claims] == [[told]] * 2

@@ -9,8 +9,10 @@ import pytest
 
 from reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+from tests.support.warm_python import NEW_CHILDREN
 
 VENDORS = Path(__file__).resolve().parent / "vendors"
+SITE = VENDORS.parent / "site"
 USAGE_ERROR = 4
 ONE = "--claim=nn.Linear/*/per_tensor_symmetric"
 
@@ -28,10 +30,10 @@ HARMED = {
 
 def run_harmed(folder: Path, way: str, *options: str, **variables: str) -> Ran:
     """Run two claims of a right backend; the judge of one is harmed."""
-    path = os.pathsep.join([str(REPO), str(FAKES), str(VENDORS)])
-    words = ("-p", "harmed_judge", "--claim=nn.Linear/*", "--claim-timeout=4", *options)
-    harm = {"HARMED_CLAIM": "per_tensor_symmetric", "HARMED_WAY": way}
-    return run(folder, "fakes:Good", *words, cwd=VENDORS, PYTHONPATH=path, **harm, **variables)
+    path = os.pathsep.join([str(REPO), str(FAKES), str(VENDORS), str(SITE)])
+    words = ("--claim=nn.Linear/*", "--claim-timeout=4", *options)
+    harm = {"JUDGE_PATCH": "harmed_judge", "HARMED_CLAIM": "per_tensor_symmetric", "HARMED_WAY": way}
+    return run(folder, "fakes:Good", *words, cwd=VENDORS, PYTHONPATH=path, **NEW_CHILDREN, **harm, **variables)
 
 
 @pytest.mark.slow

@@ -15,8 +15,10 @@ from unittest.mock import patch
 import torch
 
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Forked, Serve
-from conformance.run.exercise import SHARES, make_server
+from conformance.machine.child import Answer, Parent, Recipe
+from conformance.machine.frames import Frame
+from conformance.machine.workplace import Serve, Workplace, make_answer
+from conformance.run.judge import make_request, make_server
 from conformance.run.judging import rows_of
 from conformance.run.options import Options
 from conformance.run.session import Run, Unit, open_run
@@ -126,7 +128,7 @@ def run_mutant(mutant: Mutant, task: Task) -> MutantRun:
         try:
             run = open_run(_make_options(mutant, task), mutant.make())
             units = {name: unit for name, unit in run.units.items() if isinstance(unit, Claim) or unit.is_model}
-            failures, undecided = _run_units(run, units, task.profile)
+            failures, undecided = _run_units(run, units)
         except Exception as error:  # the mutant's fault: the other mutants go on
             undecided = [f"cannot be run: {type(error).__name__}: {error}"]
     return MutantRun(
@@ -154,15 +156,19 @@ def _make_options(mutant: Mutant, task: Task) -> Options:
     )
 
 
-def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[FailedUnit], list[str]]:
+def _run_units(run: Run, units: Mapping[str, Unit]) -> tuple[list[FailedUnit], list[str]]:
     """Run every unit; return the failures, and the units whose verdict shows neither a fault nor that there is none."""
     failures, undecided, seen = list[FailedUnit](), list[str](), set[str]()
     serve = _add_guards(make_server(run.make_bench(), units), seen)
-    forked = Forked(serve, limit=LIMIT, share=SHARES[profile], holds="the mutant")
-    with watch_guards(seen), contextlib.closing(forked) as isolation:
+
+    def open_judge(parent: Parent) -> Answer:
+        return make_answer(parent, serve)
+
+    recipe = Recipe(open=open_judge, shares_memory=True)
+    with watch_guards(seen), contextlib.closing(Workplace(recipe, limit=LIMIT, holds="the mutant")) as place:
         for name, unit in units.items():
             seen.clear()
-            work = isolation.run(name)
+            work = place.run(make_request(name))
             in_child = (each.values for each in work.messages if isinstance(each, Measurement) and each.topic == TOPIC)
             rows = rows_of(run, unit, work)
             guards = seen.union(*in_child)  # the controlling process also finds faults: deaths
@@ -174,13 +180,13 @@ def _run_units(run: Run, units: Mapping[str, Unit], profile: str) -> tuple[list[
     return failures, undecided
 
 
-def _add_guards(serve: Serve[str], seen: set[str]) -> Serve[str]:
+def _add_guards(serve: Serve, seen: set[str]) -> Serve:
     """Return a function that also sends the guards that found something in a unit."""
 
-    def serve_and_send(name: str) -> Iterator[Message]:
+    def serve_and_send(request: Frame) -> Iterator[Message]:
         seen.clear()
-        yield from serve(name)
-        yield Measurement(topic=TOPIC, subject=name, values=dict.fromkeys(sorted(seen), True))
+        yield from serve(request)
+        yield Measurement(topic=TOPIC, subject=request.head["unit"], values=dict.fromkeys(sorted(seen), True))
 
     return serve_and_send
 

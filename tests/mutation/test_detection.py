@@ -38,6 +38,7 @@ from conformance.stages.numerics import judge_comparisons, report_failed_run
 from refimpl import convert_to_reference_decomposed_fx
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
+from tests.conformance.support.held import hold
 from tests.mutants.fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
 from tests.mutants.honest import (
     add_float32,
@@ -115,7 +116,7 @@ def tried(claim: Claim, limit: int | None, number: int) -> Tried:
 
 def comparisons(kernels: Make, one: Tried, capabilities: dict[str, Any], *, moves_only: bool) -> Iterator[Comparison]:
     """Compare what kernels give in a case with the exact results."""
-    lowered = IntegerBackend(kernels).lower(one.reference, one.drawn[0].tensors)
+    lowered = hold(IntegerBackend(kernels).lower(one.reference, one.drawn[0].tensors))
     for number, (name, inputs) in enumerate(one.drawn):
         where = Where(case=one.name, input=name)
         try:

@@ -4,8 +4,6 @@ import gc
 
 import pytest  # noqa: F401
 
-import conformance.run.recorder
-import conformance.run.session  # noqa: F401
 import refimpl  # noqa: F401
 from reports.page import _make_environment
 

@@ -15,8 +15,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
+NEW_CHILDREN = {"NEW_CHILDREN": "1"}
+"""In a command's environment: it makes its processes from a new interpreter too, as a command by itself does."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.preloaded"])
 
@@ -57,6 +60,8 @@ def _be_python(words: Sequence[str], cwd: Path, environment: Mapping[str, str], 
     installed = [path for path in sys.path if Path(path).is_relative_to(sys.base_prefix) or "site-packages" in path]
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
     sys.orig_argv[:] = [sys.executable, *words]
+    if "NEW_CHILDREN" not in environment:  # a command's processes come from the server that has made the command
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
     if words[:2] == ("-W", "ignore"):

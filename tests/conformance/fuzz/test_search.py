@@ -3,7 +3,6 @@ by scripts that need torch and the backend alone."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import random
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from backends.base import Backend, Capabilities
-from backends.discovery import find_backend
 from backends.qnnpack import QnnpackBackend
 from backends.reference import ReferenceBackend
 from conformance.claims.build import build_model
@@ -44,6 +42,7 @@ from conformance.whole_models.verify import run_and_judge
 from reports.codec import decode
 from reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
+from tests.support.remote import remote_backend
 from tests.support.warm_python import run_python
 
 PTQ = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
@@ -169,8 +168,7 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
     graph = DrawnGraph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
     bench = bench_of(ReferenceBackend())
     claims = enumerate_claims(bench.config, bench.capabilities)
-    with contextlib.closing(fuzz.Search(bench, "model/fuzz", claims, PTQ)) as search:
-        check = search._judge(graph).check
+    check = fuzz.Search(bench, "model/fuzz", claims, PTQ)._judge(graph).check
     assert check.evidence.get("otherwise") == "VERIFIED" and float(check.slack_lsb or 0.0) >= 0.0, check
 
 
@@ -211,7 +209,8 @@ def test_a_fault_is_found_and_shrunk_and_its_script_fails_alone(
     tmp_path: Path, name: str, verdict: str, said: str, most: int
 ) -> None:
     spec = f"faulty_graphs:{name}"
-    result = result_of(bench_of(find_backend(spec), spec, graphs=300))
+    with remote_backend(spec) as backend:
+        result = result_of(bench_of(backend, spec, graphs=300))
     evidence = evidence_of(result)
     assert result.verdict == verdict and evidence["script_fails_alone"] is True, result
     assert sum(" = " in line and "input of" not in line for line in evidence["graph"].splitlines()) <= most, evidence

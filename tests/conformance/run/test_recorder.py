@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.machine.isolation import Ending
+from conformance.machine.child import Ending
 from conformance.machine.messages import Begin, Tally
 from conformance.run.recorder import Recorder
 from conformance.run.resume import Earlier

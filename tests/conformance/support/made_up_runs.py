@@ -12,8 +12,9 @@ import pytest
 
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim
-from conformance.machine.isolation import Ending, WorkResult
+from conformance.machine.child import Ending
 from conformance.machine.messages import Trace
+from conformance.machine.workplace import WorkResult
 from conformance.pipeline.job import Job, measuring_job
 from conformance.run.judging import rows_of
 from conformance.run.recorder import Recorder

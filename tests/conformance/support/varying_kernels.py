@@ -23,6 +23,7 @@ from conformance.stages.invariance import allowed_steps_of, compare_changes
 from conformance.stages.reruns import RepeatRun
 from conformance.stages.state import CaseState, ExactOf, FirstRun, make_check
 from reports.schema import Check, Where
+from tests.conformance.support.held import hold
 
 Function = Callable[..., Any]
 
@@ -64,7 +65,7 @@ def filled_with(value: float, shape: tuple[int, ...]) -> list[NamedInputs]:
 def compared_of(lowered: Function, case: Case) -> CaseState:
     """A case as the numerics stage leaves it; no comparison was made, and its models are stand-ins."""
     state = CaseState(case=case)
-    state.model, state.lowered = case.build(), lowered
+    state.model, state.lowered = case.build(), hold(lowered)
     state.prepared = state.reference = symbolic_trace(nn.Identity())
     state.draw = lambda grids: inputs_for(case)
     return state
@@ -99,7 +100,7 @@ def rerun(
     capabilities = Capabilities() if capabilities is None else capabilities
     (name, inputs), (_, others) = inputs_for(case) if named is None else named
     repeat = RepeatRun(
-        case=case, name=name, inputs=inputs, lowered=lowered, first=first, steps=allowed_steps_of(capabilities)
+        case=case, name=name, inputs=inputs, lowered=hold(lowered), first=first, steps=allowed_steps_of(capabilities)
     )  # fmt: skip
     faults = list(compare_changes(repeat, others, capabilities, left_out=without))
     return Rerun(compared=repeat.compared, faults=faults)

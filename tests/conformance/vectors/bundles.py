@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.discovery import find_backend
+from conformance.run.command import open_workplaces
 from conformance.run.elsewhere import adopt_bundle, open_vectors
-from conformance.run.exercise import Court, make_bailiff
 from conformance.run.export import export
 from conformance.run.judging import rows_of
 from conformance.run.options import CLAIM_TIMEOUTS, Options
 from conformance.run.session import Run, open_run
+from conformance.run.workplaces import Workplaces
 from conformance.vectors.runner import run_bundle
 from reports.schema import Judged
 from reports.verdicts import Verdict
@@ -53,15 +54,15 @@ def judge_bundle(folder: Path, outputs: Path, *claims: str) -> dict[str, Judgeme
     """Judge what was handed in; return the verdict on each claim and model, or on some. Raises ElsewhereError."""
     options = adopt_bundle(make_options(f"vectors:{folder}", claims=claims, outputs=outputs))
     run = open_run(options, open_vectors(options))
-    return judge_all(run, make_bailiff(run))
+    return judge_all(run, open_workplaces(run))
 
 
-def judge_all(run: Run, court: Court) -> dict[str, Judgement]:
-    """Judge all units of a run, and end the court's processes; return the verdict on each."""
+def judge_all(run: Run, places: Workplaces) -> dict[str, Judgement]:
+    """Judge all units of a run, and end the processes; return the verdict on each."""
     judged = dict[str, Judgement]()
-    with closing(court):
+    with closing(places):
         for name, unit in run.units.items():
-            row = rows_of(run, unit, court.run(name))[-1]
+            row = rows_of(run, unit, places.run(name))[-1]
             assert isinstance(row, Judged)
             judged[name] = Judgement(verdict=row.verdict, reason=row.reason)
     return judged

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.run.isolate import make_isolation
+from conformance.run.command import open_workplaces
 from conformance.run.judging import rows_of
 from conformance.run.options import Options
 from conformance.run.session import find_described, open_run
@@ -44,7 +44,7 @@ WRONG = {
     CLAIMS[7]: ("exit_with_3", Verdict.CRASHED, "no link to the board"),
 }
 """What goes wrong in the first case of a claim, the claim's verdict, and words of its reason."""
-FORK = get_context("fork")
+NEW = get_context("spawn")
 SURE = '{"quantized_ops": ["op0", "add", "mul", "cat", "mean", "elu"], "float_fallbacks": []}'
 
 
@@ -145,7 +145,7 @@ def is_running(pid: int) -> bool:
 def run_side_by_side(file: Path, folder: Path, claims: Sequence[str]) -> None:
     """Judge the claims in two processes, as two workers do; all are to be verified."""
     options = replace(make_options(f"command:{file}", claims=tuple(claims)), report_dir=folder)
-    processes = [FORK.Process(target=_judge_some, args=(options, claims[half::2])) for half in (0, 1)]
+    processes = [NEW.Process(target=_judge_some, args=(options, claims[half::2])) for half in (0, 1)]
     for process in processes:
         process.start()
     for process in processes:
@@ -155,9 +155,9 @@ def run_side_by_side(file: Path, folder: Path, claims: Sequence[str]) -> None:
 
 def _judge_some(options: Options, claims: Sequence[str]) -> None:
     run = open_run(options, find_described(options))
-    with closing(make_isolation(run)) as court:
+    with closing(open_workplaces(run)) as places:
         for claim in claims:
-            row = rows_of(run, run.units[claim], court.run(claim))[-1]
+            row = rows_of(run, run.units[claim], places.run(claim))[-1]
             assert isinstance(row, Judged) and row.verdict is Verdict.VERIFIED, row
 
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest that harms the process in which a claim is judged, as a fault of the suite itself would.
+"""Harms the process in which a claim is judged, as a fault of the suite itself would (../site).
 
 HARMED_CLAIM: a part of the claim's ID. HARMED_WAY: how. HARMED_ONCE: a file; while it is not there, the first try is.
 """
@@ -10,12 +10,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from conformance.claims.claim import Claim
 from conformance.machine.messages import Begin
 from conformance.pipeline.claim_run import ClaimMessage, run_claim
 from conformance.remote.client import RemoteBackend
-from conformance.run import exercise
 from conformance.stages.bench import Bench
 
 WAYS: dict[str, Callable[[], object]] = {
@@ -36,5 +36,6 @@ def run_harmed(bench: Bench, claim: Claim) -> Iterator[ClaimMessage]:
             WAYS[os.environ["HARMED_WAY"]]()
 
 
-def pytest_configure() -> None:
-    exercise.run_claim = run_harmed  # type: ignore[attr-defined]
+def patch(judge: Any) -> None:
+    """Have the judge run claims so."""
+    judge.run_claim = run_harmed

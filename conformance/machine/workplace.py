@@ -1,0 +1,232 @@
+"""A place where work is done: a judge's process and, where the backend runs here, the worker that it asks.
+
+Both are kept from work to work while all goes well. Work that a used process does not complete is done again in a new
+one, and only that counts: no claim is blamed for a death that another caused. The judge reaches the worker through its
+parent, which alone makes processes, watches over limits, and ends what is left.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from backends.discovery import describe_error
+from conformance.machine.child import Answer, Child, ChildLost, Ending, Parent, Recipe, StartError
+from conformance.machine.fault import Fault
+from conformance.machine.frames import Frame, NoAnswer
+from conformance.machine.guard import guard
+from conformance.machine.messages import Begin, from_line, to_line
+from conformance.machine.process import own_peak_mib
+from reports.codec import Message
+from reports.verdicts import Verdict
+
+Serve: TypeAlias = Callable[[Frame], Iterable[Message]]
+"""Does what a request says: yields messages."""
+GRACE = 10.0
+"""Seconds after the limit in which the judge itself says that the worker has passed it."""
+BEGINS, LOST, _WITHIN = "begins", "lost", "within"
+"""Keys: whether a request to the worker begins work; how it ended, in the place of its answer; the seconds it has."""
+_VERDICTS = {
+    Ending.DIED: (Verdict.CRASHED, "printed"),
+    Ending.TIMEOUT: (Verdict.TIMEOUT, "printed"),
+    Ending.LOST: (Verdict.UNEXERCISED, "printed"),
+    Ending.ERROR: (Verdict.UNEXERCISED, "traceback"),
+}
+"""Verdict of lost work, and the name of its text in the evidence."""
+
+
+class LostProcess(BaseException):
+    """Ends a piece of work whose backend's process died or hung: no fault of the code that waits for it.
+
+    ``text``: its last output. ``is_alone``: the process had done no other work, so that another try shows no more.
+    """
+
+    def __init__(self, ending: Ending, message: str, *, text: str = "", is_alone: bool = False) -> None:
+        super().__init__(message)
+        self.ending = ending
+        self.text = text
+        self.is_alone = is_alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkResult:
+    """The messages of a piece of work, and how it ended.
+
+    ``message`` says why it is not DONE. ``text`` is the traceback of an ERROR, or the last output of a process that
+    died or was killed at the limit. ``peak_mib`` is the largest resident size of a process that did the work.
+    ``is_final``: another try would show no more.
+    """
+
+    messages: tuple[Message, ...] = ()
+    ending: Ending
+    seconds: float = 0.0
+    peak_mib: float = 0.0
+    message: str = ""
+    text: str = ""
+    is_final: bool = False
+
+
+@guard("isolation")
+def fault_of_lost_work(result: WorkResult) -> Fault:
+    """Return the fault of work that did not end well."""
+    verdict, name = _VERDICTS[result.ending]
+    origin = "internal error of the suite: " if verdict is Verdict.UNEXERCISED else ""
+    shown = {name: result.text} if result.text else {}
+    return Fault(rule="", verdict=verdict, message=origin + result.message, evidence=shown)
+
+
+# -- in the judge -----------------------------------------------------------------------------------------------------
+
+
+def make_answer(parent: Parent, serve: Serve) -> Answer:
+    """Return what answers by doing work: its messages go to the parent one by one, and how it ended is the answer."""
+
+    def answer(request: Frame) -> Frame:
+        try:
+            for message in serve(request):
+                parent.tell(to_line(message))
+        except LostProcess as lost:
+            return _make_end(lost.ending, str(lost), lost.text, is_final=lost.is_alone)
+        except Exception as error:
+            return _make_end(Ending.ERROR, describe_error(error), "".join(traceback.format_exception(error)))
+        return _make_end(Ending.DONE)
+
+    return answer
+
+
+def _make_end(ending: Ending, message: str = "", text: str = "", *, is_final: bool = False) -> Frame:
+    head = {"ending": ending.value, "message": message, "text": text, "is_final": is_final, "peak_mib": own_peak_mib()}
+    return Frame(head=head)
+
+
+def ask_worker(parent: Parent, request: Frame, limit: float) -> Frame:
+    """Return the worker's answer, which has to come within ``limit`` seconds; `LOST` in its head: there is none.
+
+    Raises NoAnswer for what cannot be sent.
+    """
+    return parent.call(Frame(head={**request.head, _WITHIN: limit}, pieces=request.pieces))
+
+
+# -- in the parent ----------------------------------------------------------------------------------------------------
+
+
+class Workplace:
+    """Does one piece of work at a time.
+
+    ``recipe``: of the judge, a child that answers by `make_answer`. ``make_worker``: makes a worker, which is ready to
+    be asked, and raises StartError; None: the judge asks none. ``limit``: seconds for one piece of work. ``holds``:
+    whose code runs in the judge beside the suite's; "": nobody's. ``keeps``: whether processes do more than one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, make_worker: Callable[[], Child] | None = None, *, limit: float, holds: str = "",
+        keeps: bool = True,
+    ) -> None:  # fmt: skip
+        self._recipe = recipe
+        self._make_worker = make_worker
+        self._limit = limit
+        self._holds = holds
+        self._keeps = keeps
+        self._judge: Child | None = None
+        self._worker: Child | None = None
+
+    def run(self, request: Frame) -> WorkResult:
+        """Do a piece of work; once more in new processes if used ones do not complete it, or the judge was lost."""
+        is_used = self._judge is not None or self._worker is not None
+        result = self._try(request)
+        is_complete, is_lost = result.ending is Ending.DONE or result.is_final, result.ending is Ending.LOST
+        if is_lost or (is_used and not is_complete):
+            result = self._try(request)
+        if not self._keeps:
+            self.close()
+        return result
+
+    def close(self) -> None:
+        """End the processes that are left, if any."""
+        self._drop_judge()
+        self._drop_worker()
+
+    def _try(self, request: Frame) -> WorkResult:
+        """Do the work in the present processes, or in new ones; those that did not do it are left no more."""
+        started, messages = time.monotonic(), list[Message]()
+        try:
+            worker = self._find_worker() if self._make_worker is not None else None
+            judge = self._judge = self._judge or Child(self._recipe)
+        except StartError as error:
+            return WorkResult(ending=Ending.DIED, message=str(error), is_final=True)
+        judge.begin()
+        grace, goes_on = 0.0 if worker is None else GRACE, False
+        try:
+            end = judge.ask(
+                request, limit=self._limit + grace, take=lambda line: messages.append(from_line(line)),
+                answer=self._ask_worker,
+            ).head  # fmt: skip
+            result = WorkResult(
+                ending=Ending(end["ending"]), message=str(end["message"]), text=str(end["text"]),
+                is_final=bool(end["is_final"]),
+            )  # fmt: skip
+            goes_on = result.ending is not Ending.ERROR
+            if result.ending is not Ending.DONE:
+                self._drop_worker()
+        except ChildLost as lost:
+            result = self._describe_loss(lost, messages)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError, NoAnswer) as error:
+            text = f"the process sent a line that is no message: {error}"
+            result = WorkResult(ending=Ending.ERROR, message=text)
+        finally:
+            if not goes_on or judge.is_large or (worker is not None and worker.is_large):
+                self.close()
+        peaks = [each.peak_mib for each in (judge, worker) if each is not None]
+        return replace(result, messages=tuple(messages), seconds=time.monotonic() - started, peak_mib=max(peaks))
+
+    def _find_worker(self) -> Child:
+        """Return the present worker, or a new one. Raises StartError."""
+        if self._worker is None:
+            assert self._make_worker is not None, "a judge that has no worker asks none"
+            self._worker = self._make_worker()
+        return self._worker
+
+    def _ask_worker(self, call: Frame) -> Frame:
+        """Answer the judge's call by the worker's answer, or by how that ended."""
+        try:
+            worker = self._find_worker()
+        except StartError as error:
+            return _make_lost(Ending.DIED, str(error), "", is_alone=True)
+        limit = float(call.head.pop(_WITHIN))
+        if call.head.pop(BEGINS):
+            worker.begin()
+        try:
+            return worker.ask(call, limit=limit)
+        except NoAnswer as error:
+            return Frame(head={"unread": str(error)})
+        except ChildLost as lost:
+            self._drop_worker()
+            return _make_lost(lost.ending, f"the process {lost}", lost.text, is_alone=worker.served <= 1)
+
+    def _describe_loss(self, lost: ChildLost, messages: Sequence[Message]) -> WorkResult:
+        """Return how work ended whose judge was lost: that of a judge which holds nobody's code is the suite's own."""
+        if lost.ending is Ending.ERROR:
+            return WorkResult(ending=Ending.ERROR, message=f"the process {lost}", text=lost.text)
+        step = next((f" (in {each.stage})" for each in reversed(messages) if isinstance(each, Begin)), "")
+        name = f"the process that holds both the suite and {self._holds}" if self._holds else "the judge's process"
+        limit = f"did not end within {self._limit:g} s (--claim-timeout)"
+        said = limit if lost.ending is Ending.TIMEOUT else str(lost)
+        ending = lost.ending if self._holds else Ending.LOST
+        return WorkResult(ending=ending, message=f"{name}{step} {said}", text=lost.text)
+
+    def _drop_judge(self) -> None:
+        judge, self._judge = self._judge, None
+        if judge is not None:
+            judge.end()
+
+    def _drop_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+def _make_lost(ending: Ending, message: str, text: str, *, is_alone: bool) -> Frame:
+    return Frame(head={LOST: ending.value, "message": message, "text": text, "is_alone": is_alone})

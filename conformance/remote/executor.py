@@ -1,0 +1,153 @@
+"""Executors: how the suite has a backend lower models and run them: here, in another process, or by files."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from backends.base import Backend, Execution, Lowered, QuantizerRequest
+from backends.lowering import as_lowered, lower_reference
+from conformance.annotations.asking import annotate, lower_annotated
+from conformance.annotations.probe import BothPlaces, Probe
+from conformance.machine.fault import Fault
+from conformance.machine.memory import current_filling, fill_memory
+from conformance.remote.wire import HeldOutputs, pack, unpack
+
+
+class OverwrittenError(Exception):
+    """A later run wrote over the output of a run. ``later``: how many runs later it came; 0: that is not known."""
+
+    def __init__(self, later: int) -> None:
+        super().__init__("a later run wrote over the output: a result belongs to the caller")
+        self.later = later
+
+
+class HeldModel(Lowered):
+    """A lowered model whose inputs are copied, and whose outputs are held to their bytes."""
+
+    @abstractmethod
+    def run_all(self, batches: Sequence[tuple[Any, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Run it on several inputs, in their layout, one after the other; yield the outputs. Raises where it raised.
+
+        Raises OverwrittenError in the place of an output that a later run wrote over. ``fillings``: the byte that
+        memory is filled with, for each run; default: that of `fill_memory` now.
+        """
+
+
+class Executor(ABC):
+    """Has models lowered by a backend. What is lowered is a `HeldModel`, or cannot be called."""
+
+    gives_quantizer: bool = False
+    """Whether the backend gives a torchao Quantizer, which can be asked, for some of its claims."""
+
+    records: bool = False
+    """Whether it writes down what it is asked for: then nothing is left out because of what it answers."""
+
+    runs_elsewhere: bool = False
+    """Whether no process here lowers its models: they are files for a device."""
+
+    own: frozenset[str] = frozenset()
+    """The IDs of claims that need the vendor's own classes or functions, which are in a process of its own."""
+
+    sources: tuple[str, ...] | None = None
+    """The files and folders that the backend's code comes from; None: they cannot be told."""
+
+    @abstractmethod
+    def lower_copy(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        """Have a copy of a reference model lowered. Raises what the backend's code raises, NoAnswer, or LostProcess."""
+
+    @abstractmethod
+    def lower_annotated(
+        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
+    ) -> Any:
+        """Have a float model lowered as the vendor's Quantizer has it quantized, on its reference model's grids.
+
+        Raises OtherGridError where they cannot be, and as `lower_copy` does.
+        """
+
+    @abstractmethod
+    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
+        """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower_copy`."""
+
+    def allow(self, seconds: float) -> None:
+        """Give what is asked from now on so many seconds, as far as the backend's process is watched."""
+        return
+
+    def find_leftover(self) -> Fault | None:
+        """Find a fault in what a device handed in for this piece of work and nobody asked for."""
+        return None
+
+
+def executor_of(backend: Backend) -> Executor:
+    """Return how a backend is reached: by itself if it is an executor, else in this process."""
+    return backend if isinstance(backend, Executor) else LocalExecutor(backend)
+
+
+class LocalExecutor(Executor):
+    """Has models lowered and run in this process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.gives_quantizer = type(backend).quantizer is not Backend.quantizer
+
+    def lower_copy(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        """Lower a copy of a reference model."""
+        return self._hold(lower_reference(self._backend, copy.deepcopy(reference), example_inputs))
+
+    def lower_annotated(
+        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
+    ) -> Any:
+        """Lower a float model as the vendor's Quantizer has it quantized."""
+        return self._hold(lower_annotated(self._backend, request, model, reference, inputs))
+
+    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
+        """Have models annotated."""
+        return annotate(self._backend, request, probes)
+
+    def _hold(self, made: Any) -> Any:
+        return LocalModel(as_lowered(self._backend, made)) if callable(made) else made
+
+
+class LocalModel(HeldModel):
+    """A lowered model in this process."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered = lowered
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it on these inputs, which it may write to."""
+        return self._lowered(*inputs)
+
+    def run_all(self, batches: Sequence[tuple[Any, ...]], fillings: Sequence[int] = ()) -> Iterator[Any]:
+        """Run it on copies of the inputs; yield copies of its outputs."""
+        outputs, packed, pieces, raised = HeldOutputs(), list[Any](), list[bytes](), None
+        for inputs, fill in zip(batches, fillings or [current_filling()] * len(batches), strict=True):
+            given: list[bytes] = []
+            copies = unpack(pack(tuple(inputs), given), given)
+            try:
+                with fill_memory(fill) if fill else nullcontext():
+                    packed.append(outputs.pack(self._lowered(*copies), pieces))
+            except Exception as error:  # whatever the backend's code raises
+                raised = error
+                break
+        overwritten = dict(outputs.find_overwritten())
+        for number, data in enumerate(packed):
+            if number in overwritten:
+                raise OverwrittenError(overwritten[number])
+            yield unpack(data, pieces)
+        if raised is not None:
+            raise raised
+
+    def execution(self) -> Execution | None:
+        """Return what the backend reports of it."""
+        return self._lowered.execution()
+
+    def graph(self) -> str:
+        """Return its graph as text."""
+        return self._lowered.graph()

@@ -1,0 +1,67 @@
+"""Where the units of a run are judged: in processes, beside which the backend's own runs, or after a device has run.
+
+| process | holds | is asked by |
+|---|---|---|
+| judge | the suite | pytest's process |
+| judge beside the vendor's code | also the vendor's classes and functions, for claims on these | pytest's process |
+| judge of a model | also the model that a user hands in; a new one for each | pytest's process |
+| worker | the vendor's code | a judge, through pytest's process |
+
+All but the first have a guard, for they run code of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conformance.machine.child import Ending, Recipe
+from conformance.machine.frames import Frame
+from conformance.machine.workplace import Workplace, WorkResult
+from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
+from conformance.remote.worker import make_warm_workers
+from conformance.run.judge import Setup, make_reproducing_request, make_request, open_judge
+from conformance.run.session import Run
+from reports.schema import Check, ClaimResult
+
+
+class Workplaces:
+    """Has each unit of a run judged where it belongs."""
+
+    def __init__(self, run: Run) -> None:
+        backend, limit = run.backend, run.options.claim_timeout
+        assert isinstance(backend, RemoteBackend)
+        worker = None if backend.runs_elsewhere else make_warm_workers(run.options.backend, limit=limit)
+        setup = Setup(options=run.options, make_backend=backend.remake)
+        judge = Recipe(open=open_judge, arguments=(setup,))
+        beside = Recipe(open=open_judge, arguments=(replace(setup, imports_own=True),), is_guarded=True)
+        of_model = replace(judge, is_guarded=True)
+        self._run = run
+        self._plain = Workplace(judge, worker, limit=limit)
+        self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
+        # what a user's model changes in its process, no other model finds
+        self._of_model = Workplace(of_model, worker, limit=limit, holds="the user's model", keeps=False)
+
+    def run(self, name: str) -> WorkResult:
+        """Run a claim or job by its ID."""
+        return self._ask(name, make_request(name))
+
+    def reproduce(self, result: ClaimResult, checks: Sequence[Check]) -> ClaimResult:
+        """Return a failing claim's result with a script and graphs, as far as they can be had."""
+        done = self._ask(result.claim, make_reproducing_request(result, checks))
+        made = next((message for message in done.messages if isinstance(message, ClaimResult)), None)
+        if made is not None:
+            return made
+        return result if done.ending is Ending.DONE else replace(result, script=f"# no script: {done.message}\n")
+
+    def close(self) -> None:
+        """End all processes."""
+        for place in (self._plain, self._beside, self._of_model):
+            place.close()
+
+    def _ask(self, name: str, request: Frame) -> WorkResult:
+        unit = self._run.units[name]
+        if self._run.needs_own_code(unit):
+            return self._beside.run(request)
+        return (self._of_model if isinstance(unit, Job) and unit.is_own else self._plain).run(request)
