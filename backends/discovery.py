@@ -18,32 +18,10 @@ from typing import Any, TypeGuard
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation, UnsupportedPattern
+from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, describe_error, list_names
 from refimpl import BackendConfig
 
-ENTRY_POINT_GROUP = "fx_quant_conformance.backends"
-SHIPPED = {
-    "reference": "backends.reference:ReferenceBackend",
-    **{
-        f"reference-{name}": f"backends.reference:Reference{name.capitalize()}"
-        for name in ("native", "fbgemm", "x86", "onednn", "tensorrt", "executorch")
-    },
-    "qnnpack": "backends.qnnpack:QnnpackBackend",
-    "fbgemm": "backends.fbgemm:FbgemmBackend",
-    "x86": "backends.x86:X86Backend",
-    "onednn": "backends.onednn:OnednnBackend",
-    "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
-    "onnx-reference": "backends.onnx_reference:OnnxReferenceBackend",
-    "openvino": "backends.openvino:OpenVinoBackend",
-    "inductor": "backends.inductor:InductorBackend",
-    "executorch": "backends.executorch:ExecuTorchBackend",
-    "pt2e-x86": "backends.pt2e_x86:Pt2eX86Backend",
-    "pt2e-xnnpack": "backends.pt2e_xnnpack:Pt2eXnnpackBackend",
-}
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run silently
-
-
-class BackendNotFound(Exception):
-    """``--backend`` names no usable backend; the message is one line."""
 
 
 def find_backend(spec: str, *, needs_lower: bool = True) -> Backend:
@@ -83,11 +61,6 @@ def find_entry_point(group: str, name: str, what: str) -> str | None:
         values = ", ".join(targets)
         raise BackendNotFound(f"{what}: several installed packages give it: {values}; name one of these")
     return targets[0] if targets else None
-
-
-def list_names() -> list[str]:
-    """Return the names of shipped and installed backends."""
-    return sorted({*SHIPPED, *entry_points(group=ENTRY_POINT_GROUP).names})
 
 
 def _import_from_here() -> None:
@@ -202,8 +175,3 @@ def _describe_other(value: object) -> str:
     missing = [name for name in needed if not hasattr(value, name)]
     lacks = f", and without {', '.join(missing)}" if missing else ""
     return f"it is {kind}, not derived from backends.base.Backend{lacks}; give a subclass or an instance of one"
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error's class and text on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from backends.discovery import describe_error, find_backend
+from backends.discovery import find_backend
+from backends.names import describe_error
 from benchmarks.pt2e_reasons import REASONS, Reason, Trial, compare, find_reason, trial_of
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import Claim, enumerate_claims

@@ -28,7 +28,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from backends.discovery import describe_error, find_backend
+from backends.discovery import find_backend
+from backends.names import describe_error
 from benchmarks.pt2e_both import convert_both, export_float, find_difference
 from benchmarks.pt2e_flows import CONFIGS, name_backend
 from conformance.annotations.remembered import remember_patterns

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from backends.discovery import describe_error, find_backend
+from backends.discovery import find_backend
+from backends.names import describe_error
 from benchmarks.pt2e_both import Both
 from benchmarks.pt2e_flows import CONFIGS, name_backend
 from benchmarks.pt2e_reasons import Trial, compare, is_same, list_refused, make_norms_exact, norms_of

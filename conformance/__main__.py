@@ -99,7 +99,7 @@ def _claims_of(options: argparse.Namespace) -> int:
 def _export(words: Sequence[str], prog: str) -> int:
     import pytest
 
-    from conformance.run.elsewhere import ElsewhereError
+    from conformance.run.device import ElsewhereError
     from conformance.run.export import ExportError, export  # needs torch
     from conformance.run.options import EXPORTING, OPTIONS, make_options, parse_positive
     from conformance.vectors.formats import FormatError, choose_formats
@@ -134,7 +134,8 @@ def _export(words: Sequence[str], prog: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from backends.discovery import BackendNotFound, find_backend
+    from backends.discovery import find_backend
+    from backends.names import BackendNotFound
     from conformance.vectors.runner import run_bundle
     from reports.reading import FileFault
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.claims.claim import Claim
 from conformance.machine.process import own_peak_mib
-from conformance.pipeline.job import Job
-from conformance.run.command import open_workplaces
-from conformance.run.judging import rows_of
+from conformance.run.judging import open_workplaces, rows_of
+from conformance.run.outline import Unit
 from conformance.run.recorder import PAYLOAD
-from conformance.run.session import Unit, run_of
+from conformance.run.session import run_of
 from conformance.run.workplaces import Workplaces
 from reports.codec import line_of
 from reports.results import leading_check
@@ -34,12 +32,12 @@ def places(pytestconfig: pytest.Config) -> Iterator[Workplaces]:
     places.close()
 
 
-def test_job(job: Job, places: Workplaces, request: pytest.FixtureRequest) -> None:
+def test_job(job: Unit, places: Workplaces, request: pytest.FixtureRequest) -> None:
     """A model is as good as its patterns; a measurement succeeds."""
     exercise(job, places, request.node)
 
 
-def test_claim(claim: Claim, places: Workplaces, request: pytest.FixtureRequest) -> None:
+def test_claim(claim: Unit, places: Workplaces, request: pytest.FixtureRequest) -> None:
     """One claim holds in every stage."""
     exercise(claim, places, request.node)
 
@@ -52,7 +50,7 @@ def exercise(unit: Unit, places: Workplaces, item: pytest.Item) -> None:
     checks = [row for row in rows if isinstance(row, Check)]
     last = rows[-1] if rows else None
     is_failing = isinstance(last, ClaimResult) and last.verdict is not Verdict.UNSHOWN and not last.passes
-    if isinstance(unit, Claim) and isinstance(last, ClaimResult) and is_failing:
+    if isinstance(last, ClaimResult) and is_failing:
         rows[-1] = places.reproduce(last, checks)
     peak_mib = max(work.peak_mib, own_peak_mib())
     item.stash[PAYLOAD] = json.dumps({"lines": [line_of(row) for row in rows], "peak_mib": peak_mib})

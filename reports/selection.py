@@ -11,6 +11,9 @@ from fnmatch import fnmatchcase
 
 from reports.schema import Header
 
+OWN = "model/own/"
+"""How the IDs of models begin that are handed in."""
+
 
 def matches_glob(name: str, glob: str) -> bool:
     """Tell whether a glob matches an ID, its brackets read as a set of characters or as themselves."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.discovery import list_names
+from backends.names import list_names
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_argcomplete = pytest.mark.skipif(find_spec("argcomplete") is None, reason="needs argcomplete")

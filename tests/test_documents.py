@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from backends.discovery import SHIPPED
+from backends.names import SHIPPED
 from conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from conformance.machine.environment import read_detection_power
 from conformance.ops.table import OP_SAMPLES

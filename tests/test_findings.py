@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from backends.discovery import SHIPPED, find_backend
+from backends.discovery import find_backend
+from backends.names import SHIPPED
 from conformance.claims.claim import enumerate_claims
 from tests.support.torchao import require_torchao
 from tests.support.warm_python import run_python

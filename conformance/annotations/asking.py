@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, QuantizerRequest
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.annotations.probe import BothPlaces, Probe, Prober
 from conformance.annotations.programs import make_program
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.annotations.reading import PatternReading, read_probes
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from backends.discovery import BackendNotFound, describe_error, find_attribute
+from backends.discovery import find_attribute
+from backends.names import BackendNotFound, describe_error
 from conformance.annotations.asking import QuantizerNotFound, check_torchao
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config

@@ -23,7 +23,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import wait
 from types import ModuleType
@@ -131,7 +132,8 @@ class Recipe:
     runs in it, so that a guard stands between it and all processes of the suite (`stand_guard`).
     """
 
-    open: Callable[..., Answer]
+    open: Callable[..., Answer] | str
+    """As text it is "module:function", imported in the child only."""
     arguments: tuple[Any, ...] = ()
     is_guarded: bool = False
     shares_memory: bool = False
@@ -309,7 +311,7 @@ def _live(channel: socket.socket, output: _File, environment: Mapping[str, str],
         if recipe.is_guarded:
             stand_guard()
         parent = Parent(channel)
-        answer = recipe.open(parent, *recipe.arguments)
+        answer = _find_open(recipe.open)(parent, *recipe.arguments)
         while True:
             request = parent.receive()
             signal.alarm(int(request.head["limit"]) + SPARE)
@@ -338,6 +340,14 @@ def _leave_server() -> None:
         if descriptor is not None:
             os.close(descriptor)
             setattr(holder, name, None)  # whoever needs it here starts another
+
+
+def _find_open(named: Callable[..., Answer] | str) -> Callable[..., Answer]:
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.partition(":")
+    found: Callable[..., Answer] = getattr(import_module(module), name)
+    return found
 
 
 def freeze_memory() -> None:

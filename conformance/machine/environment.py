@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from conformance.machine.release import read_suite_commit, read_suite_version
 from reports.numbers import Scalar
 
@@ -23,6 +21,8 @@ _RELEVANT = re.compile(
 
 def describe_environment(root: Path) -> dict[str, Any]:
     """Return the header's fields about the suite, whose packages lie in ``root``, torch, Python and the machine."""
+    import torch  # which pytest's process does not need
+
     model, flags = read_cpu(CPUINFO)
     return {
         "suite_version": read_suite_version(root),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.machine.child import Answer, Child, ChildLost, Ending, Parent, Recipe, StartError
 from conformance.machine.fault import Fault
 from conformance.machine.frames import Frame, NoAnswer

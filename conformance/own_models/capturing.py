@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.inputs import Batch
 from conformance.own_models.given import GivenModel, ModelSpecError
 from conformance.own_models.multiplications import without_fast_path

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from backends.discovery import BackendNotFound, describe_error, find_attribute, find_entry_point
+from backends.discovery import find_attribute, find_entry_point
+from backends.names import BackendNotFound, describe_error
 from conformance.claims.inputs import Batch
 from conformance.own_models import sets
 from refimpl import QConfigMapping

@@ -12,10 +12,11 @@ from conformance.claims.claim import Claim
 from conformance.machine.messages import Begin
 from conformance.own_models.deployment import deploy
 from conformance.own_models.given import load_given
-from conformance.pipeline.job import OWN, Job
+from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
 from conformance.whole_models.flow import ModelSetup, activation_dtypes_of
 from reports.schema import ModelResult
+from reports.selection import OWN
 
 
 def jobs(

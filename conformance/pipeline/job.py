@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from conformance.machine.messages import Begin
 from conformance.stages.bench import Bench
 from reports.schema import Measurement, ModelResult
-
-OWN = "model/own/"
-"""How the IDs of models begin that are handed in."""
+from reports.selection import OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class RemoteBackend(Backend, Executor):
     @property
     def remake(self) -> Remake:
         """Makes the same backend in another process; it can be pickled."""
-        return partial(_remake, self.text)
+        return partial(remake_live, self.text)
 
     def described_as(self, description: Description) -> RemoteBackend:
         """Return the same backend under another description."""
@@ -216,7 +216,8 @@ class RemoteBackend(Backend, Executor):
         return model
 
 
-def _remake(text: str, ask: Ask, limit: float) -> RemoteBackend:
+def remake_live(text: str, ask: Ask, limit: float) -> RemoteBackend:
+    """Return the backend of a description. Raises DescriptionError."""
     return RemoteBackend(read_description(json.loads(text)), ask, limit=limit, text=text)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import REMOVED_CAPABILITIES, Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.machine.frames import NoAnswer
 from refimpl.graph_modules import FlowModule, can_be_saved
 

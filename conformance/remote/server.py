@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from backends.base import Backend, Execution, Lowered, QuantizerRequest, UnsupportedPattern
-from backends.discovery import BackendNotFound, find_backend, find_target
+from backends.discovery import find_backend, find_target
 from backends.lowering import as_lowered, lower_reference
+from backends.names import BackendNotFound
 from conformance.annotations.asking import annotate, lower_annotated
 from conformance.annotations.probe import Probe
 from conformance.annotations.programs import OtherGridError

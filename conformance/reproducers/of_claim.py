@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.claim import Claim
 from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import NoOracleError

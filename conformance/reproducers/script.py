@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Representation
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk

@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from conformance.machine.workplace import WorkResult
-from conformance.run.elsewhere import CALLS, CommandBackend
+from conformance.run.device import CALLS
+from conformance.run.elsewhere import CommandBackend
 from conformance.run.export import explain_absence, record_units
 from conformance.run.session import Run
 from conformance.run.workplaces import Workplaces
@@ -64,14 +65,14 @@ class CommandWorkplaces(Workplaces):
     def __init__(self, run: Run, backend: CommandBackend) -> None:
         self._backend = backend
         self._settings = backend.settings
-        names = list(run.units)
+        places = run.places
         self._chunks = Chunks(
             folder=run.options.report_dir / CALLS, formats=self._settings.formats,
-            places={name: number // self._settings.batch for number, name in enumerate(names)},
+            places={name: number // self._settings.batch for number, name in enumerate(places)},
         )  # fmt: skip
         replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
-        self._recorder = record_units(run, backend, self._chunks, backend.imports)
-        super().__init__(replace(run, backend=replay))
+        self._recorder = record_units(run.options, places, backend, self._chunks, backend.imports)
+        super().__init__(replace(run.setup, remake=replay.remake), places)
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""
@@ -99,6 +100,7 @@ class CommandWorkplaces(Workplaces):
             (folder / _DONE).touch()
 
 
-def open_workplaces(run: Run) -> Workplaces:
-    """Return where a run's units are judged."""
-    return CommandWorkplaces(run, run.backend) if isinstance(run.backend, CommandBackend) else Workplaces(run)
+def make_command_workplaces(run: Run) -> CommandWorkplaces:
+    """Return where the units of a run on ``command:FILE`` are judged."""
+    assert isinstance(run.elsewhere, CommandBackend)
+    return CommandWorkplaces(run, run.elsewhere)

@@ -7,32 +7,26 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Representation
-from backends.discovery import describe_error
-from conformance.remote.client import RemoteBackend
+from backends.names import describe_error
+from conformance.remote.client import Ask, Remake, RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.worker import describe_backend
+from conformance.run.device import COMMAND, VECTORS, ElsewhereError
 from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
-from conformance.vectors.bundle import JUDGE, LOST_CALLS, Bundle, BundleError, read_bundle
+from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
 from conformance.vectors.files import digest_file, digest_folder
 from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from conformance.vectors.replay import ReplayBackend
 from reports.handed_in import BUNDLE, HANDED_IN
-from reports.reading import FileFault, read_text
+from reports.reading import FileFault
 
 if TYPE_CHECKING:
     from conformance.vectors.command import CommandSettings
-
-VECTORS, COMMAND = "vectors:", "command:"
-CALLS = "device-calls"
-"""The folder, in that of the report, of what a command was given and handed in."""
-
-
-class ElsewhereError(Exception):
-    """A bundle or its outputs cannot be judged; one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +128,15 @@ class CommandBackend(RemoteBackend):
         self.settings = settings
         self.imports = settings.config
 
+    @property
+    def remake(self) -> Remake:
+        """Makes the same backend in another process."""
+        return partial(_remake, self.settings, self.text)
+
+
+def _remake(settings: CommandSettings, text: str, ask: Ask, limit: float) -> CommandBackend:
+    return CommandBackend(read_description(json.loads(text)), settings, text=text)
+
 
 def open_command(options: Options, text: str | None) -> CommandBackend:
     """Return the backend of ``command:FILE``. ``text``: its description, if another process has asked for it.
@@ -163,33 +166,3 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
             data["waivers"] = str(settings.waivers)
         text = json.dumps(data)
     return CommandBackend(read_description(json.loads(text)), settings, text=text)
-
-
-def describe_lost_calls(report_dir: Path) -> str:
-    """Return a note on the calls of the command that did not end well; "" if all did."""
-    calls, faults = list[dict[str, Any]](), list[str]()
-    for log in sorted((report_dir / CALLS).glob(f"*/{LOST_CALLS}")):
-        try:
-            calls += map(_read_call, read_text(log).splitlines())
-        except FileFault as fault:
-            faults.append(f"{log.relative_to(report_dir)} {fault}: not all calls are counted")
-    if calls:
-        cases = {case for each in calls for case in each["cases"]}
-        statuses = sorted({"killed at the limit" if each["code"] is None else str(each["code"]) for each in calls})
-        faults.insert(
-            0,
-            f"{len(calls)} calls of the command did not end with status 0 ({', '.join(statuses)}), of {len(cases)} "
-            f"cases, some of which may have passed in another call: {CALLS}/*/{LOST_CALLS} lists them",
-        )
-    return "; ".join(faults)
-
-
-def _read_call(line: str) -> dict[str, Any]:
-    """Return a line that `Caller` has written. Raises FileFault for another one: a device can write there too."""
-    try:
-        call = json.loads(line)
-        if all(isinstance(case, str) for case in call["cases"]) and isinstance(call["code"], int | None):
-            return dict(call)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise FileFault(f"has a line that is no call: {line[:60]!r}")

@@ -18,10 +18,11 @@ from conformance.machine.environment import describe_environment
 from conformance.machine.workplace import WorkResult
 from conformance.pipeline.job import Job
 from conformance.remote.client import RemoteBackend
-from conformance.run.elsewhere import VECTORS
+from conformance.run.device import VECTORS
 from conformance.run.findings import list_files
+from conformance.run.opening import Opened, describe_limits, find_described, open_run
 from conformance.run.options import ROOT, Options
-from conformance.run.session import Run, describe_limits, find_described, open_run
+from conformance.run.setup import Setup
 from conformance.run.workplaces import Workplaces
 from conformance.vectors.bundle import DEVICE, JUDGE, BundleError, BundleWriter, finish_bundle, read_bundle
 from conformance.vectors.files import remove
@@ -54,13 +55,15 @@ def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBacke
     return RemoteBackend(replace(backend.description, representation=form), text=text)
 
 
-def record_units(run: Run, backend: RemoteBackend, sink: Sink, imports: str) -> Workplaces:
-    """Return where units of a run are recorded. ``imports``: where the vendor's own code is found."""
+def record_units(
+    options: Options, places: Mapping[str, str], backend: RemoteBackend, sink: Sink, imports: str
+) -> Workplaces:
+    """Return where units are recorded. ``imports``: where the vendor's own code is found; ``places``: as of a run."""
     recording = RecordingBackend(backend.description, sink, imports=imports, text=backend.text)
-    return Workplaces(replace(run, backend=recording))
+    return Workplaces(Setup(options=options, text=backend.text, remake=recording.remake), places)
 
 
-def list_recordable(run: Run) -> list[str]:
+def list_recordable(run: Opened) -> list[str]:
     """Return the IDs of the selected units that a bundle can hold, claims first."""
     units = sorted(run.units.values(), key=lambda unit: isinstance(unit, Job))
     return [unit.id for unit in units if isinstance(unit, Claim) or not unit.is_adaptive]
@@ -112,12 +115,12 @@ def _check_target(folder: Path) -> None:
 
 
 def _record(
-    run: Run, backend: RemoteBackend, writer: BundleWriter, imports: str, most_bytes: int | None
+    run: Opened, backend: RemoteBackend, writer: BundleWriter, imports: str, most_bytes: int | None
 ) -> dict[str, str]:
     """Record the selected claims and models; return why any of them may have no case."""
     names, device = list_recordable(run), writer.folder / DEVICE
     reasons = dict.fromkeys(names, "")
-    with closing(record_units(run, backend, writer, imports)) as places:
+    with closing(record_units(run.options, run.places, backend, writer, imports)) as places:
         for number, name in enumerate(names, 1):
             reasons[name] = explain_absence(places.run(name))
             _show_progress(number, len(names))
@@ -152,7 +155,7 @@ def _show_progress(done: int, of: int) -> None:
         print(f"\r{done} of {of} claims and models", end="" if done < of else "\n", file=sys.stderr, flush=True)
 
 
-def _describe(run: Run, backend: RemoteBackend, formats: Sequence[str]) -> dict[str, Any]:
+def _describe(run: Opened, backend: RemoteBackend, formats: Sequence[str]) -> dict[str, Any]:
     """Return what the manifest says of the bundle."""
     environment = describe_environment(ROOT)
     return {
@@ -170,7 +173,7 @@ def _describe(run: Run, backend: RemoteBackend, formats: Sequence[str]) -> dict[
     }
 
 
-def _plan(run: Run, backend: RemoteBackend, folder: Path) -> dict[str, Any]:
+def _plan(run: Opened, backend: RemoteBackend, folder: Path) -> dict[str, Any]:
     """Return what the judge needs to take the same way again; the waivers are copied, and what they name."""
     description, options = json.loads(backend.text), run.options
     if backend.waivers is not None:

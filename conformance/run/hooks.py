@@ -5,6 +5,7 @@ Two doors register them: ``conformance/conftest.py`` for a path, `fx_quant_confo
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,16 +15,13 @@ from typing import Any
 
 import pytest
 
-from backends.discovery import list_names
-from conformance.claims.claim import Claim
+from backends.names import list_names
 from conformance.machine.foreign import list_foreign_code
-from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
-from conformance.run.options import register
+from conformance.run.options import raise_usage_error_for, register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
-from conformance.run.session import DESCRIPTION, DONE, Run, limit_run, preflight, raise_usage_error_for, run_of
+from conformance.run.session import DESCRIPTION, DONE, GIVEN_OUTLINE, Run, limit_run, preflight, run_of
 from reports.reading import FileFault, open_to_append
 from reports.results import ResultsError
 from reports.text import show
@@ -43,7 +41,7 @@ FOREIGN_CODE = "conformance_foreign_code"
 """Key of the foreign code of a worker's process, in what the controlling process gets of it."""
 _SILENCED = (("reportchars", "fE", "N"), ("tbstyle", "auto", "no"))
 """Options of pytest whose default repeats the suite's own summary: name, default, value without that output."""
-_KINDS: dict[str, type[Claim | Job]] = {"claim": Claim, "job": Job}
+_KINDS = {"claim": ("claim",), "job": ("model", "measurement")}
 
 
 def register_hooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -118,9 +116,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each selected claim and each selected job."""
     if not _is_ours(metafunc.definition):
         return
-    for name, kind in _KINDS.items():
+    for name, kinds in _KINDS.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, run_of(metafunc.config).make_params(kind))
+            metafunc.parametrize(name, run_of(metafunc.config).make_params(*kinds))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -147,7 +145,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _list_foreign_code(config: pytest.Config) -> list[str]:
     """Return the foreign code of this process."""
-    return list_foreign_code(list(sys.modules), config.pluginmanager.get_plugins(), run_of(config).vendor_places)
+    return list_foreign_code(
+        list(sys.modules), config.pluginmanager.get_plugins(), run_of(config).outline.sources or ()
+    )
 
 
 def _is_ours(item: pytest.Item) -> bool:
@@ -187,8 +187,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
-        backend = self._run.backend
-        node.workerinput[DESCRIPTION] = backend.text if isinstance(backend, RemoteBackend) else ""
+        node.workerinput[DESCRIPTION] = self._run.text
+        node.workerinput[GIVEN_OUTLINE] = json.dumps(self._run.outline.to_data())
         node.workerinput[DONE] = sorted(self._run.done)
 
     @pytest.hookimpl(optionalhook=True)

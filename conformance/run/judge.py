@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from backends.discovery import find_backend
 from conformance.claims.claim import Claim
@@ -17,41 +20,17 @@ from conformance.machine.foreign import list_foreign_code
 from conformance.machine.frames import Frame
 from conformance.machine.workplace import LostProcess, Serve, ask_worker, make_answer
 from conformance.pipeline.claim_run import run_claim
-from conformance.remote.client import Ask, Remake, RemoteBackend
+from conformance.pipeline.job import Job
+from conformance.remote.client import Ask, RemoteBackend, remake_live
+from conformance.remote.description import DescriptionError
 from conformance.reproducers.of_claim import with_reproducer
-from conformance.run.options import Options
-from conformance.run.session import Run, Unit, open_run
+from conformance.run.opening import Opened, open_run
+from conformance.run.options import raise_usage_error_for
+from conformance.run.setup import OUTLINE, REPRODUCE, Setup
 from conformance.stages.bench import Bench
 from refimpl.backend_config import as_backend_config
-from reports.codec import Message, line_of, row_of
+from reports.codec import Message, row_of
 from reports.schema import Check, ClaimResult
-
-JUDGE, REPRODUCE = "judge", "reproduce"
-"""What a judge is asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What a judge's process is made for, as it can be sent there.
-
-    ``make_backend`` makes the backend. ``imports_own``: whether the vendor's classes and
-    functions are imported, as claims on these need them.
-    """
-
-    options: Options
-    make_backend: Remake
-    imports_own: bool = False
-
-
-def make_request(unit: str) -> Frame:
-    """Return the request to judge a claim or job, by its ID."""
-    return Frame(head={"do": JUDGE, "unit": unit})
-
-
-def make_reproducing_request(result: ClaimResult, checks: Sequence[Check]) -> Frame:
-    """Return the request to give a failing claim's result its script and graphs."""
-    head = {"do": REPRODUCE, "unit": result.claim, "result": line_of(result), "checks": list(map(line_of, checks))}
-    return Frame(head=head)
 
 
 def open_judge(parent: Parent, setup: Setup) -> Answer:
@@ -78,11 +57,23 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
         yield _finish_tally(backend, before, vendors)
         backend.conclude()
 
-    return make_answer(parent, serve)
+    judge = make_answer(parent, serve)
+
+    def answer(request: Frame) -> Frame:
+        if request.head["do"] != OUTLINE:
+            return judge(request)
+        try:
+            return Frame(head={"outline": _open(setup, ask).make_outline().to_data()})
+        except pytest.UsageError as error:
+            return Frame(head={"refused": str(error)})
+
+    return answer
 
 
-def _open(setup: Setup, ask: Ask) -> Run:
-    backend = setup.make_backend(ask, setup.options.claim_timeout)
+def _open(setup: Setup, ask: Ask) -> Opened:
+    remake = setup.remake or partial(remake_live, setup.text)
+    with raise_usage_error_for(DescriptionError):
+        backend: RemoteBackend = remake(ask, setup.options.claim_timeout)
     if not setup.imports_own:
         return open_run(setup.options, backend)
     real = find_backend(backend.imports or setup.options.backend, needs_lower=not backend.runs_elsewhere)
@@ -98,7 +89,7 @@ def _finish_tally(backend: RemoteBackend, before: frozenset[str], vendors: Seque
     return backend.tally
 
 
-def make_server(bench: Bench, units: Mapping[str, Unit]) -> Serve:
+def make_server(bench: Bench, units: Mapping[str, Claim | Job]) -> Serve:
     """Return a function that does a piece of work."""
 
     def serve(request: Frame) -> Iterator[Message]:

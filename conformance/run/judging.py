@@ -11,24 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from backends.discovery import SHIPPED
-from conformance.claims.claim import Claim
+from backends.names import SHIPPED
 from conformance.machine.child import Ending
 from conformance.machine.messages import Begin, Tally, Trace, make_portable
 from conformance.machine.workplace import WorkResult, fault_of_lost_work
-from conformance.pipeline.job import Job
-from conformance.run.elsewhere import COMMAND, describe_lost_calls
+from conformance.run.device import COMMAND, describe_lost_calls
 from conformance.run.findings import describe_missing
 from conformance.run.options import ROOT
-from conformance.run.session import Run, Unit
-from conformance.stages.state import stages_of
-from refimpl.releases import list_left_out
+from conformance.run.outline import Unit
+from conformance.run.session import Run
+from conformance.run.workplaces import Workplaces
 from reports.baseline import Drift, compare_baseline, name_file
 from reports.diff import Side
 from reports.measured import Deployment
 from reports.numbers import Number
 from reports.results import lead_of, leading_check
 from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row, Where, evidence
+from reports.selection import OWN
 from reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
@@ -39,14 +38,14 @@ _NOT_WAIVED = "(not waived: "
 
 def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
     """Return all rows of a claim or job, in the file's order."""
-    return rows_of_claim(run, unit, work) if isinstance(unit, Claim) else rows_of_job(run, unit, work)
+    return rows_of_claim(run, unit, work) if unit.kind == "claim" else rows_of_job(run, unit, work)
 
 
-def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
+def rows_of_claim(run: Run, claim: Unit, work: WorkResult) -> list[Row]:
     """Return a check for every stage, the measurements, and the claim's row."""
     checks = [message for message in work.messages if isinstance(message, Check)]
     if work.ending is not Ending.DONE:
-        checks += _check_lost_stages(stages_of(run.backend), claim, work, checks)
+        checks += _check_lost_stages(run.outline.stages, claim, work, checks)
     trace = next((message for message in work.messages if isinstance(message, Trace)), Trace())
     lead = leading_check(checks)
     varies = any(check.is_nondeterministic for check in checks)
@@ -54,7 +53,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         claim=claim.id,
         pattern=claim.pattern,
         dtype_config=claim.dtype_config,
-        dtypes=claim.plain_dtypes,
+        dtypes=claim.dtypes,
         flow=claim.flow,
         scheme=claim.scheme,
         verdict=Verdict.worst(check.verdict for check in checks),
@@ -65,7 +64,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
         seconds=round(sum(check.seconds for check in checks), 6),
         failing=None if varies else sum(check.failing for check in checks),
         graphs=trace.graphs,
-        beside_own_code=run.needs_own_code(claim),
+        beside_own_code=claim.place == "beside",
         execution=trace.execution,
         sureness=trace.sureness,
     )
@@ -73,7 +72,7 @@ def rows_of_claim(run: Run, claim: Claim, work: WorkResult) -> list[Row]:
     return [*checks, *measurements, rule_on(run, _count(result, work), checks)]
 
 
-def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
+def rows_of_job(run: Run, job: Unit, work: WorkResult) -> list[Row]:
     """Return the job's rows; if it did not end well, one that says so replaces its models.
 
     A model that is handed in is judged first, and then measured: its last row counts, also if measuring did not end.
@@ -81,7 +80,11 @@ def rows_of_job(run: Run, job: Job, work: WorkResult) -> list[Row]:
     measurements = [message for message in work.messages if isinstance(message, Measurement)]
     judged: Sequence[ModelResult | Measurement] = [each for each in work.messages if isinstance(each, ModelResult)][-1:]
     if work.ending is not Ending.DONE:
-        judged = [_note_lost_measuring(each, work) for each in judged if isinstance(each, ModelResult) and job.is_own]
+        judged = [
+            _note_lost_measuring(each, work)
+            for each in judged
+            if isinstance(each, ModelResult) and job.id.startswith(OWN)
+        ]
         judged = judged or [_row_of_lost_job(job, work)]
     return [
         *measurements,
@@ -106,17 +109,17 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[l
 
     Waivers that do not fit fail it, and differences from the baseline of a shipped backend.
     """
-    problems = run.waivers.problems(run.known, {name: each.verdict for name, each in seen.items()})
+    problems = run.waivers.problems(run.outline.known, {name: each.verdict for name, each in seen.items()})
     drift = Drift()
     if run.options.backend in SHIPPED:
-        claims = {claim.id: seen[claim.id] for claim in run.claims if claim.id in seen}
+        claims = {claim: seen[claim] for claim in run.outline.claims if claim in seen}
         drift = compare_baseline(BASELINES / name_file(header), claims, header)
     lost = describe_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
-    notes = (drift.note, lost, describe_missing(run.waivers.entries, run.findings), *list_left_out())
+    notes = (drift.note, lost, describe_missing(run.waivers.entries, header.findings), *run.outline.left_out)
     return [*problems, *drift.differences], [note for note in notes if note]
 
 
-def _check_lost_stages(stages: Sequence[str], claim: Claim, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
+def _check_lost_stages(stages: Sequence[str], claim: Unit, work: WorkResult, done: Sequence[Check]) -> Iterator[Check]:
     """Yield a check for each stage that was not concluded; the one in which the work ended says how.
 
     If the work ended after all stages, that is the last one.
@@ -137,9 +140,9 @@ def _check_lost_stages(stages: Sequence[str], claim: Claim, work: WorkResult, do
         yield make_portable(error if stage == ended else replace(skipped, stage=stage))
 
 
-def _row_of_lost_job(job: Job, work: WorkResult) -> ModelResult | Measurement:
+def _row_of_lost_job(job: Unit, work: WorkResult) -> ModelResult | Measurement:
     fault = fault_of_lost_work(work)
-    if not job.is_model:
+    if job.kind == "measurement":
         return make_portable(Measurement(topic=job.topic, subject=job.subject, values={"error": fault.message}))
     shown, seconds = evidence(fault.evidence), round(work.seconds, 6)
     row = ModelResult(model=job.id, verdict=fault.verdict, reason=fault.message, seconds=seconds, evidence=shown)
@@ -188,3 +191,12 @@ def _find_largest(distances: Iterable[Number | None]) -> Number | None:
     """Return the largest distance in LSB; infinities and NaN, which are texts, are larger than all numbers."""
     known = [distance for distance in distances if distance is not None]
     return max(known, key=lambda value: math.inf if isinstance(value, str) else value, default=None)
+
+
+def open_workplaces(run: Run) -> Workplaces:
+    """Return where a run's units are judged."""
+    if run.elsewhere is not None and run.options.backend.startswith(COMMAND):
+        from conformance.run.command import make_command_workplaces  # with torch, which other runs do without here
+
+        return make_command_workplaces(run)
+    return Workplaces(run.setup, run.places)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from heapq import nlargest
@@ -321,3 +322,12 @@ def _find_nearest(text: str, ids: Sequence[str]) -> list[str]:
         return ratios[0], ratios[1]
 
     return nlargest(3, ids, key=measure)
+
+
+@contextmanager
+def raise_usage_error_for(kind: type[Exception], prefix: str = "") -> Iterator[None]:
+    """Turn errors of this kind into pytest's usage errors."""
+    try:
+        yield
+    except kind as error:
+        raise pytest.UsageError(f"{prefix}{error}") from error

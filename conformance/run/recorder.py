@@ -18,10 +18,11 @@ from conformance.machine.child import Ending
 from conformance.machine.release import find_change
 from conformance.machine.workplace import WorkResult
 from conformance.run.judging import find_problems, rows_of
-from conformance.run.options import ROOT
+from conformance.run.options import ROOT, raise_usage_error_for
+from conformance.run.outline import Unit
 from conformance.run.report_folder import HTML, RESULTS, WAIVERS, FolderError, ReportFolder
 from conformance.run.resume import Earlier
-from conformance.run.session import Run, Unit, param_id, raise_usage_error_for
+from conformance.run.session import Run, param_id
 from reports.codec import line_of
 from reports.diff import Side, make_side, read_baseline
 from reports.digest import verdict_line

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conformance.machine.whole_files import write_whole
-from conformance.run.elsewhere import CALLS, COMMAND
+from conformance.run.device import CALLS, COMMAND
 from conformance.vectors.files import remove
 from reports.reading import FileFault, open_to_append, read_bytes
 from reports.results import Results, ResultsError, read_results

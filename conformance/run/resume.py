@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conformance.pipeline.job import Job
 from conformance.run.judging import rule_again
-from conformance.run.session import Run, Unit
-from conformance.stages.state import stages_of
+from conformance.run.outline import Unit
+from conformance.run.session import Run
 from reports.codec import encode
 from reports.results import Results, ResultsError, check_rows, read_results
 from reports.schema import Footer, Header, Judged, Measurement, Row
@@ -105,7 +104,7 @@ def _take(run: Run, results: Results, header: Header) -> Iterator[tuple[str, tup
     script. So is a fuzz job if the waivers differ, as it draws no pattern that they cover, and a measuring job of a run
     that was stopped: no row says that it ended.
     """
-    checks, units, stages = results.checks_by_claim(), run.units, list(stages_of(run.backend))
+    checks, units, stages = results.checks_by_claim(), run.units, list(run.outline.stages)
     measured = _group(results.measurements, units)
     has_same_waivers = results.header.waivers == header.waivers
     for claim in results.claims:
@@ -115,12 +114,12 @@ def _take(run: Run, results: Results, header: Header) -> Iterator[tuple[str, tup
                 yield claim.claim, (*checks[claim.claim], *measured.get(claim.claim, ()), ruled)
     for model in results.models:
         job = units.get(model.model)
-        if isinstance(job, Job) and (has_same_waivers or not job.is_adaptive):
+        if job is not None and (has_same_waivers or not job.is_adaptive):
             yield model.model, (*measured.get(model.model, ()), rule_again(run, model))
     if results.footer is not None and results.outcome is not Outcome.INCOMPLETE:
         rows = measured.get("", ())
         for unit in units.values():
-            if isinstance(unit, Job) and not unit.is_model:
+            if unit.kind == "measurement":
                 yield unit.id, rows
                 rows = ()
 

@@ -1,189 +1,100 @@
-"""A run of the suite: opened from the command line, equal in every process.
-
-``Run`` says what is certified, and how. Only the controlling process records it (recorder.py).
-"""
+"""The run of a process of pytest's: what is certified, and how. It imports no torch, and no code of the vendor's."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from backends.base import Backend, Capabilities, Representation, Taken
-from backends.discovery import describe_error
-from conformance.claims.claim import Claim, config_digest, enumerate_claims
-from conformance.claims.limits import LimitsError, check_limits
-from conformance.claims.preparation import Preparation
-from conformance.claims_of import unclaimed_ops
-from conformance.facts.fingerprint import jobs as fingerprint
-from conformance.fuzz import search as fuzz
 from conformance.machine import isa
-from conformance.machine.child import HAS_CHILDREN, StartError
-from conformance.machine.environment import describe_environment, read_detection_power
+from conformance.machine.child import HAS_CHILDREN, Child, ChildLost, Recipe, StartError
+from conformance.machine.frames import Frame
 from conformance.machine.release import PACKAGES
-from conformance.own_models import jobs as own_models
-from conformance.own_models.given import ModelSpecError, check_spec
-from conformance.own_models.sets import ModelSetError, expand
-from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
-from conformance.remote.description import DescriptionError, Limit, read_description
-from conformance.remote.executor import executor_of
 from conformance.remote.sources import SourcesError, digest_sources
 from conformance.remote.worker import describe_backend
-from conformance.run.elsewhere import COMMAND, VECTORS, ElsewhereError, adopt_bundle, open_command, open_vectors
-from conformance.run.findings import read_findings
-from conformance.run.options import ROOT, Options, read_options, select_ids
+from conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from conformance.run.options import ROOT, Options, raise_usage_error_for, read_options
+from conformance.run.outline import Outline, Unit
+from conformance.run.setup import OUTLINE, Setup
 from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
-from conformance.stages.bench import Bench
-from conformance.stages.state import gives_quantizer
-from conformance.whole_models import jobs as whole_models
-from refimpl import BackendConfig
-from refimpl.backend_config import as_backend_config
-from reports.results import digest_ids
-from reports.schema import SCHEMA, Header
+from reports.schema import Header
 from reports.text import join_lines, show
 
-JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
-"""Functions that list the jobs of a profile, those with the longest jobs first."""
-_RUN = pytest.StashKey["Run"]()
-DESCRIPTION = "conformance_backend"
-"""Key of what the backend says of itself, in what a worker gets from the controlling process."""
-DONE = "conformance_done"
-"""Key of the IDs that an earlier run has judged, in what a worker gets."""
-_FAULTS = (Exception, SystemExit)
-_FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
-    Representation.QUANTIZED: "QUANTIZED",
-    Representation.DECOMPOSED: "DECOMPOSED",
-    Representation.EXPORTED: "EXPORTED",
-}
-_NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
+if TYPE_CHECKING:
+    from conformance.remote.client import RemoteBackend
 
-Unit = Claim | Job
+DESCRIPTION, GIVEN_OUTLINE, DONE = "conformance_backend", "conformance_outline", "conformance_done"
+"""Keys in what a worker gets from the controlling process: what the backend says of itself, the run's outline, and the
+IDs that an earlier run has judged."""
+_RUN = pytest.StashKey["Run"]()
+_NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What is certified, and how.
 
-    ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
-    all that the backend has in any profile. ``waiver_bytes`` are those of the file of waivers, which is read once.
-    ``findings`` are the texts of what the waivers name. ``done``: the selected IDs that an earlier run has judged.
+    ``text``: what the backend says of itself. ``elsewhere``: the backend of ``vectors:`` or ``command:``.
+    ``waiver_bytes`` are those of the file of waivers. ``done``: the selected IDs that an earlier run has judged.
     ``sources_sha256``: the digest of the files that the backend's code comes from.
     """
 
     options: Options
-    backend: Backend
-    config_name: str
-    claims: tuple[Claim, ...]
-    jobs: tuple[Job, ...]
-    selected: Collection[str]
-    known: Collection[str]
+    outline: Outline
     waivers: Waivers
-    waiver_file: Path | None
     waiver_bytes: bytes = b""
-    findings: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    elsewhere: RemoteBackend | None = None
     done: Collection[str] = frozenset()
     sources_sha256: str = ""
 
+    @classmethod
+    def of(cls, options: Options, outline: Outline, **given: Any) -> Run:
+        """Return the run of an outline, with its waivers. Raises UsageError for a file of waivers that is none."""
+        file = None if outline.waiver_file is None else Path(outline.waiver_file)
+        with raise_usage_error_for(WaiverError):
+            data = b"" if file is None else read_waivers(file)
+            header = outline.header
+            entries = () if file is None else parse_waivers(data, file, header.isa, header.torch)
+        waivers = Waivers(entries, date.today(), options.is_complete)
+        return cls(options=options, outline=outline, waivers=waivers, waiver_bytes=data, **given)
+
     @property
     def units(self) -> dict[str, Unit]:
-        """The selected claims and jobs, by ID: jobs first, because the longest are among them."""
-        units: tuple[Unit, ...] = (*self.jobs, *self.claims)
-        return {unit.id: unit for unit in units if unit.id in self.selected}
-
-    def needs_own_code(self, unit: Unit) -> bool:
-        """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
-        own = executor_of(self.backend).own
-        return unit.id in own if isinstance(unit, Claim) else bool(own)
+        """The selected claims and jobs, by ID."""
+        return {unit.id: unit for unit in self.outline.units}
 
     @property
-    def vendor_places(self) -> tuple[str, ...]:
-        """The files and folders that the backend's code comes from, as far as its process can tell."""
-        return executor_of(self.backend).sources or ()
+    def places(self) -> dict[str, str]:
+        """What the judge of each selected unit holds, by ID (`Unit.place`)."""
+        return {unit.id: unit.place for unit in self.outline.units}
 
-    def make_params(self, kind: type[Unit]) -> list[Any]:
-        """Return pytest's parameters: the selected claims (or jobs) that are not done, in order."""
-        units = (unit for unit in self.units.values() if isinstance(unit, kind) and unit.id not in self.done)
+    @property
+    def waiver_file(self) -> Path | None:
+        """The file of waivers, if there is one."""
+        return None if self.outline.waiver_file is None else Path(self.outline.waiver_file)
+
+    @property
+    def setup(self) -> Setup:
+        """What a judge needs to open the run."""
+        remake = None if self.elsewhere is None else self.elsewhere.remake
+        return Setup(options=self.options, text=self.text, remake=remake)
+
+    def make_params(self, *kinds: str) -> list[Any]:
+        """Return pytest's parameters: the selected units of these kinds that are not done, in order."""
+        units = (unit for unit in self.outline.units if unit.kind in kinds and unit.id not in self.done)
         return [pytest.param(unit, id=param_id(unit.id)) for unit in units]
-
-    def make_bench(self) -> Bench:
-        """Return a bench for the backend."""
-        options = self.options
-        covered = self.waivers.find_covered(claim.id for claim in self.claims).values()
-        return Bench(
-            self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
-            spec=options.backend, repro=options.repro, waived=[name for names in covered for name in names],
-        )  # fmt: skip
 
     def make_header(self, claims: int | None = None) -> Header:
         """Return the results file's first row; ``claims``: how many are to be judged, if not all that are selected."""
-        options, backend = self.options, self.backend
-        if claims is None:
-            claims = sum(isinstance(unit, Claim) for unit in self.units.values())
-        return Header(
-            schema=SCHEMA,
-            **describe_environment(ROOT),
-            backend=backend.name,
-            versions={str(key): str(value) for key, value in dict(_call(backend, "versions")).items()},
-            engine=str(backend.engine),
-            representation=_FORMS[backend.representation],
-            seed=options.seed,
-            profile=options.profile,
-            options={
-                "backend": options.backend,
-                "claim": list(options.claims),
-                "model": list(options.models),
-                "claim_timeout": options.claim_timeout,
-                "max_examples": options.max_examples,
-                "allow_quality": options.allow_quality,
-                "without_execution_evidence": options.without_execution_evidence,
-                "isa": options.isa,
-                "outputs": None if options.outputs is None else str(options.outputs),
-            },
-            config_name=self.config_name,
-            config_sha256=config_digest(self.claims),
-            claims=claims,
-            claims_in_config=len(self.claims),
-            pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            isa=_find_level(backend),
-            isolation="fork",
-            waivers=_digest(self.waiver_file, self.waiver_bytes),
-            findings=dict(self.findings),
-            limits=describe_limits(backend.capabilities().limits),
-            capabilities=_describe_capabilities(backend.capabilities()),
-            sources_sha256=self.sources_sha256,
-            claims_sha256=digest_ids(claim.id for claim in self.claims),
-            shard=options.shard,
-            detection=read_detection_power(),
-        )
-
-
-def describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
-    """Return the limits as text: the values that are taken, or the first line of a callable's docstring."""
-
-    def text(taken: Taken) -> str:
-        if isinstance(taken, Limit):
-            return taken.text
-        limit = (taken.__doc__ or taken.__name__).strip() if callable(taken) else ", ".join(map(str, taken))
-        return limit.partition("\n")[0].rstrip(".")
-
-    return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
-
-
-def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
-    """Return what is declared, apart from the limits, as text; defaults are left out."""
-    pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
-    default = Capabilities()
-    return {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
+        header, started = self.outline.header, datetime.now(timezone.utc).isoformat(timespec="seconds")
+        claims = header.claims if claims is None else claims
+        return replace(header, claims=claims, started=started, sources_sha256=self.sources_sha256)
 
 
 def preflight(config: pytest.Config) -> Run | int | None:
@@ -193,42 +104,100 @@ def preflight(config: pytest.Config) -> Run | int | None:
     """
     if any(getattr(config.option, name, False) for name in _NO_RUN_OPTIONS):
         return None
-    with raise_usage_error_for(ElsewhereError):
-        options = adopt_bundle(read_options(config))
-    given: dict[str, Any] | None = getattr(config, "workerinput", None)
-    is_worker = given is not None
-    backend = find_described(options, None if given is None else given[DESCRIPTION])
-    if options.isa is not None and not is_worker:
-        if _runs_elsewhere(backend):
+    options = read_options(config)
+    if options.backend.startswith(VECTORS) or options.outputs is not None:
+        from conformance.run.elsewhere import adopt_bundle
+
+        with raise_usage_error_for(ElsewhereError):
+            options = adopt_bundle(options)
+    given: Mapping[str, Any] | None = getattr(config, "workerinput", None)
+    if given is not None:
+        outline = Outline.of(json.loads(given[GIVEN_OUTLINE]))
+        run = open_session(options, given[DESCRIPTION], outline)
+        _leave_timeouts(config)
+        return limit_run(config, run, given[DONE])
+    text, elsewhere = _describe(options)
+    said = json.loads(text)
+    if options.isa is not None:
+        if elsewhere is not None:
             raise pytest.UsageError(f"--isa={options.isa}: the kernels of {options.backend} do not run on this CPU")
         with raise_usage_error_for(isa.IsaError):
-            isa.apply(options.isa, backend.engine)
-    reason = None if is_worker else backend.unavailable_reason()
-    if reason is not None:
-        print(join_lines(f"backend {backend.name} skipped: {reason}"))
+            isa.apply(options.isa, str(said.get("engine", "")))
+    if said.get("unavailable") is not None:
+        print(join_lines(f"backend {said.get('name')} skipped: {said['unavailable']}"))
         return pytest.ExitCode.NO_TESTS_COLLECTED
-    run = open_run(options, backend)
+    run = _open(options, text, elsewhere)
     if options.list_claims:
-        for unit in run.units.values():
-            if isinstance(unit, Claim) or options.claims:
+        for unit in run.outline.units:
+            if unit.kind == "claim" or options.claims:
                 print(show(unit.id.replace("\n", "\\n")))
         return pytest.ExitCode.OK
+    _leave_timeouts(config)
+    return limit_run(config, replace(run, sources_sha256=digest_code(run)))
+
+
+def open_session(options: Options, text: str | None = None, outline: Outline | None = None) -> Run:
+    """Return the run of some options. ``text``, ``outline``: what another process has been told already.
+
+    Raises UsageError for a backend that cannot be had, or whose config cannot be read or selected from.
+    """
+    text, elsewhere = _describe(options, text)
+    return _open(options, text, elsewhere, outline)
+
+
+def _open(options: Options, text: str, elsewhere: RemoteBackend | None, outline: Outline | None = None) -> Run:
+    remake = None if elsewhere is None else elsewhere.remake
+    outline = outline or _ask_outline(Setup(options=options, text=text, remake=remake))
+    return Run.of(options, outline, text=text, elsewhere=elsewhere)
+
+
+def _describe(options: Options, text: str | None = None) -> tuple[str, RemoteBackend | None]:
+    """Return what the backend says of itself; and the backend, if it runs elsewhere. Raises UsageError."""
+    if not HAS_CHILDREN:
+        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
+    if options.backend.startswith((VECTORS, COMMAND)):
+        from conformance.run.opening import find_described
+
+        backend = find_described(options, text)
+        return backend.text, backend
+    if text is None:
+        with raise_usage_error_for(StartError):
+            text = json.dumps(describe_backend(options.backend, limit=options.claim_timeout))
+    return text, None
+
+
+def _ask_outline(setup: Setup) -> Outline:
+    """Have a judge open the run. Raises UsageError with what it refuses, or says of its end."""
+    limit = setup.options.claim_timeout
+    with raise_usage_error_for(StartError):
+        judge = Child(Recipe(open="conformance.run.judge:open_judge", arguments=(setup,)))
+    try:
+        answer = judge.ask(Frame(head={"do": OUTLINE}), limit=limit).head
+    except ChildLost as lost:
+        said = f"; it printed:\n{lost.text.strip()}" if lost.text.strip() else ""
+        raise pytest.UsageError(f"the judge's process, which opens the run, {lost}{said}") from lost
+    finally:
+        judge.end()
+    if "refused" in answer:
+        raise pytest.UsageError(str(answer["refused"]))
+    return Outline.of(answer["outline"])
+
+
+def _leave_timeouts(config: pytest.Config) -> None:
+    """Switch pytest-timeout off: the suite has its own limits."""
     if getattr(config.option, "timeout", None) is None:
-        config.option.timeout = 0  # pytest-timeout's: the suite has its own limits
-    if given is not None:
-        return limit_run(config, run, given[DONE])
-    return limit_run(config, replace(run, sources_sha256=digest_code(options, backend)))
+        config.option.timeout = 0
 
 
-def digest_code(options: Options, backend: RemoteBackend) -> str:
+def digest_code(run: Run) -> str:
     """Return the digest of the files of the suite and of the backend's code; "" if these cannot be told."""
-    if _runs_elsewhere(backend):
-        places: Sequence[str] | None = ()  # the versions have the digests of a device's files
-    else:
-        places = backend.sources
+    places: Sequence[str] | None = run.outline.sources
+    if run.elsewhere is not None:
+        places = ()  # the versions have the digests of a device's files
     if places is None:
         return ""
-    left_out = [path for path in (options.report_dir, backend.waivers) if path is not None]
+    waivers = json.loads(run.text).get("waivers")
+    left_out = [run.options.report_dir, *([] if waivers is None else [Path(waivers)])]
     try:
         return digest_sources([*(ROOT / name for name in PACKAGES), *places], left_out)
     except SourcesError:
@@ -239,103 +208,6 @@ def limit_run(config: pytest.Config, run: Run, done: Iterable[str] = ()) -> Run:
     """Make a run that of this process; return it. ``done``: as Run has it."""
     config.stash[_RUN] = limited = replace(run, done=frozenset(done))
     return limited
-
-
-def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> RemoteBackend:
-    """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
-
-    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had.
-    """
-    if not HAS_CHILDREN:
-        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
-    with (
-        raise_usage_error_for(StartError),
-        raise_usage_error_for(DescriptionError),
-        raise_usage_error_for(ElsewhereError),
-    ):
-        if options.backend.startswith(VECTORS):
-            return open_vectors(options)
-        if options.backend.startswith(COMMAND):
-            return open_command(options, text)
-        if text is None:
-            said = describe_backend(options.backend, limit=options.claim_timeout, needs_lower=needs_lower)
-            text = json.dumps(said)
-        return RemoteBackend(read_description(json.loads(text)), text=text)
-
-
-def open_run(options: Options, backend: Backend) -> Run:
-    """Enumerate the backend's claims. Raises UsageError if its config cannot be obtained, read or selected from."""
-    raw, capabilities = _call(backend, "backend_config"), _call(backend, "capabilities")
-    if not isinstance(capabilities, Capabilities):
-        raise pytest.UsageError(
-            f"backend {backend.name}: capabilities() returned {capabilities!r}; return a backends.base.Capabilities"
-        )
-    with raise_usage_error_for(LimitsError, f"backend {backend.name}: "):
-        check_limits(capabilities.limits)
-    try:
-        config = as_backend_config(raw)
-        claims = enumerate_claims(config, capabilities)
-    except Exception as error:
-        raise pytest.UsageError(
-            f"backend {backend.name}: what backend_config() returned cannot be read: {describe_error(error)}"
-        ) from error
-    with raise_usage_error_for(Exception, f"backend {backend.name}: qconfigs() or a custom config: "):
-        Preparation.of(backend)
-    if not claims:
-        raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
-    of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
-    own = own_models.jobs(_find_models(options, backend), claims, capabilities, backend.representation)
-    jobs = (*own, *_jobs_of(options.profile, config, capabilities), *of_quantizer)
-    if _runs_elsewhere(backend):
-        jobs = tuple(job for job in jobs if not job.is_adaptive)
-    stress_jobs = _jobs_of("stress", config, capabilities)
-    claim_ids = [claim.id for claim in claims]
-    selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
-    waiver_file = None if options.no_waivers else options.waivers or backend.waivers
-    with raise_usage_error_for(WaiverError):
-        level = _find_level(backend)
-        waiver_bytes = read_waivers(waiver_file) if waiver_file else b""
-        waivers = parse_waivers(waiver_bytes, waiver_file, level, str(torch.__version__)) if waiver_file else ()
-        findings = read_findings(waivers)
-    return Run(
-        options=options,
-        backend=backend,
-        config_name=str(config.name or ""),
-        claims=claims,
-        jobs=jobs,
-        selected=frozenset(name for name in selected if options.shard is None or options.shard.has(name)),
-        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *stress_jobs))])),
-        waivers=Waivers(waivers, date.today(), options.is_complete),
-        waiver_file=waiver_file,
-        waiver_bytes=waiver_bytes,
-        findings=findings,
-    )
-
-
-def _find_models(options: Options, backend: Backend) -> list[str]:
-    """Return the specs of the models that are handed in, globs expanded. Raises UsageError."""
-    if options.models and _runs_elsewhere(backend):
-        raise pytest.UsageError(
-            f"--model={options.models[0]}: the models of {options.backend} run elsewhere, by files, which cannot hold "
-            "what an evaluation will ask for; give a backend in Python"
-        )
-    with raise_usage_error_for(ModelSpecError), raise_usage_error_for(ModelSetError, "--model: "):
-        for spec in options.models:
-            check_spec(spec)
-        return [one for spec in options.models for one in expand(spec)]
-
-
-def _runs_elsewhere(backend: Backend) -> bool:
-    return executor_of(backend).runs_elsewhere
-
-
-def _find_level(backend: Backend) -> str:
-    """Return the level of instruction sets at which the kernels run; "" if that is not on this CPU."""
-    return "" if _runs_elsewhere(backend) else isa.find_current_level(backend.engine)
-
-
-def _jobs_of(profile: str, config: BackendConfig, capabilities: Capabilities) -> tuple[Job, ...]:
-    return tuple(job for source in JOB_SOURCES for job in source(config, capabilities, profile))
 
 
 def run_of(config: pytest.Config) -> Run:
@@ -349,24 +221,3 @@ def run_of(config: pytest.Config) -> Run:
 def param_id(unit_id: str) -> str:
     """Return the bracketed part of a test's node ID, in characters that pytest, and CI's log, leave as they are."""
     return unit_id.encode("unicode_escape").decode("ascii").replace("\\", "~").replace("##", "#~x23")
-
-
-def _digest(path: Path | None, data: bytes) -> dict[str, str]:
-    return {} if path is None else {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
-
-
-@contextmanager
-def raise_usage_error_for(kind: type[Exception], prefix: str = "") -> Iterator[None]:
-    """Turn errors of this kind into pytest's usage errors."""
-    try:
-        yield
-    except kind as error:
-        raise pytest.UsageError(f"{prefix}{error}") from error
-
-
-def _call(backend: Backend, method: str) -> Any:
-    """Call one of the backend's methods without arguments. Raises UsageError when it fails."""
-    try:
-        return getattr(backend, method)()
-    except _FAULTS as error:
-        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {describe_error(error)}") from error

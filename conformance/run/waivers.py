@@ -39,12 +39,10 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from conformance.machine.isa import LEVELS, NAMES
 from conformance.machine.toml import parse_toml
-from conformance.pipeline.job import OWN
-from refimpl.errors import suggest_name
 from reports.coverage import read_rule_texts
 from reports.reading import MOST_TEXT, FileFault, read_bytes
 from reports.schema import Waiver
-from reports.selection import matches_glob
+from reports.selection import OWN, matches_glob
 from reports.verdicts import PASSING, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
@@ -204,7 +202,7 @@ def _check_verdict(value: object) -> Verdict:
         raise ValueError("UNSHOWN cannot be waived; implement execution(), or run with --without-execution-evidence")
     names = [verdict.value for verdict in VERDICTS if verdict not in (Verdict.VERIFIED, Verdict.UNSHOWN)]
     if value not in names:
-        raise ValueError(suggest_name(str(value).upper(), names))
+        raise ValueError(_suggest_name(str(value).upper(), names))
     return Verdict(str(value))
 
 
@@ -212,7 +210,7 @@ def _check_rules(value: object) -> tuple[str, ...]:
     rules = value if isinstance(value, list) and value else [value]
     for rule in map(_check_text, rules):
         if rule not in read_rule_texts():
-            raise ValueError(suggest_name(rule, read_rule_texts()))
+            raise ValueError(_suggest_name(rule, read_rule_texts()))
     return tuple(rules)
 
 
@@ -325,7 +323,7 @@ def _read_entry(table: object, path: Path, number: int) -> WaiverEntry:
         raise WaiverError(f"{where}: found {table!r}; a waiver is a table: [[waiver]]")
     for key in table:
         if key not in _KEYS:
-            raise WaiverError(f"{where}: unknown key {key!r}; {suggest_name(key, _KEYS)}")
+            raise WaiverError(f"{where}: unknown key {key!r}; {_suggest_name(key, _KEYS)}")
     for keys, most, todo in _NEEDED:
         present = [key for key in keys if key in table]
         if not 1 <= len(present) <= most:
@@ -369,7 +367,7 @@ def _why_unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collec
         return ""
     if any(waiver.matches(name) for name in known_ids):
         return "every claim that it matches has another waiver; remove this one"
-    return f"matches no claim of the backend; {suggest_name(waiver.claim or waiver.glob, known_ids, cutoff=0.0)}"
+    return f"matches no claim of the backend; {_suggest_name(waiver.claim or waiver.glob, known_ids, cutoff=0.0)}"
 
 
 def _why_passing(waiver: WaiverEntry, passing: Collection[str]) -> str:
@@ -387,3 +385,10 @@ def _why_ambiguous(waivers: Sequence[WaiverEntry], ids: Collection[str]) -> str:
 def _list_ids(ids: Collection[str]) -> str:
     shown = ", ".join(sorted(ids)[:MOST_NAMED])
     return f"{shown} and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else shown
+
+
+def _suggest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return what to give in the place of a name that is none."""
+    from refimpl.errors import suggest_name  # with torch, which pytest's process does not need
+
+    return suggest_name(name, known, cutoff)

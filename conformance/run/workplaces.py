@@ -12,32 +12,27 @@ All but the first have a guard, for they run code of others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from conformance.machine.child import Ending, Recipe
 from conformance.machine.frames import Frame
 from conformance.machine.workplace import Workplace, WorkResult
-from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
 from conformance.remote.worker import make_warm_workers
-from conformance.run.judge import Setup, make_reproducing_request, make_request, open_judge
-from conformance.run.session import Run
+from conformance.run.setup import Setup, make_reproducing_request, make_request
 from reports.schema import Check, ClaimResult
 
 
 class Workplaces:
-    """Has each unit of a run judged where it belongs."""
+    """Has each unit of a run judged where it belongs. ``places``: what their judge holds (`Unit.place`), by ID."""
 
-    def __init__(self, run: Run) -> None:
-        backend, limit = run.backend, run.options.claim_timeout
-        assert isinstance(backend, RemoteBackend)
-        worker = None if backend.runs_elsewhere else make_warm_workers(run.options.backend, limit=limit)
-        setup = Setup(options=run.options, make_backend=backend.remake)
-        judge = Recipe(open=open_judge, arguments=(setup,))
-        beside = Recipe(open=open_judge, arguments=(replace(setup, imports_own=True),), is_guarded=True)
+    def __init__(self, setup: Setup, places: Mapping[str, str]) -> None:
+        limit = setup.options.claim_timeout
+        worker = None if setup.remake is not None else make_warm_workers(setup.options.backend, limit=limit)
+        judge = Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
         of_model = replace(judge, is_guarded=True)
-        self._run = run
+        beside = replace(of_model, arguments=(replace(setup, imports_own=True),))
+        self._places = places
         self._plain = Workplace(judge, worker, limit=limit)
         self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
         # what a user's model changes in its process, no other model finds
@@ -61,7 +56,4 @@ class Workplaces:
             place.close()
 
     def _ask(self, name: str, request: Frame) -> WorkResult:
-        unit = self._run.units[name]
-        if self._run.needs_own_code(unit):
-            return self._beside.run(request)
-        return (self._of_model if isinstance(unit, Job) and unit.is_own else self._plain).run(request)
+        return {"plain": self._plain, "beside": self._beside, "model": self._of_model}[self._places[name]].run(request)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from backends.discovery import SHIPPED
+from backends.names import SHIPPED
 
 FILES = {
     "pyproject.toml": "pyproject.toml.j2",

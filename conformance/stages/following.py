@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.stages.meaning import describe_difference, in_float64, run_in_float32, tensors_of
 from refimpl import RefimplError
 from refimpl.plan import OBSERVER_PREFIX, PLAN

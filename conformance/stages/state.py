@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, NamedInputs

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.discovery import describe_error
+from backends.names import describe_error
 from conformance.machine.whole_files import UNFINISHED
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
@@ -32,8 +32,6 @@ from reports.reading import FileFault
 SCHEMA = 1
 DEVICE, JUDGE = "device", "judge"
 MANIFEST, PLAN = "manifest.json", "judge.json"
-LOST_CALLS = "lost-calls.jsonl"
-"""The file, beside a chunk's bundle, of the calls of a command that did not end with status 0."""
 _MOST_FAULT = 500
 
 

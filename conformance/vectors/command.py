@@ -31,8 +31,8 @@ from conformance.machine.process import (
 )
 from conformance.machine.seconds import LONGEST
 from conformance.machine.toml import TomlError, parse_toml
-from conformance.vectors.bundle import DEVICE, LOST_CALLS, MANIFEST, Bundle
-from conformance.vectors.files import remove, spell_json
+from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
+from conformance.vectors.files import LOST_CALLS, remove, spell_json
 from conformance.vectors.outputs import STATUS, HandedIn
 from reports.reading import FileFault, open_to_append, read_text
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 from conformance.machine.whole_files import write_whole
 from reports.reading import FileFault, open_regular, read_bytes
 
+LOST_CALLS = "lost-calls.jsonl"
+"""The file, beside a chunk's bundle, of the calls of a command that did not end with status 0."""
 MOST_LEVELS = 32
 """How deep a file that is handed in may lie."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from backends.base import Backend, Capabilities, Execution
-from backends.discovery import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, find_backend
+from backends.discovery import find_backend
+from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound
 
 FAKES = Path(__file__).resolve().parents[1] / "conformance" / "support" / "fake_backends"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.command import open_workplaces
-from conformance.run.elsewhere import VECTORS, adopt_bundle
+from conformance.run.device import VECTORS
+from conformance.run.elsewhere import adopt_bundle
 from conformance.run.export import export
-from conformance.run.judging import rows_of
+from conformance.run.judging import open_workplaces, rows_of
 from conformance.run.options import Options
-from conformance.run.session import find_described, open_run
+from conformance.run.session import open_session
 from reports.schema import ClaimResult
 from tests.support.warm_python import run_python
 
@@ -83,7 +83,7 @@ def judge(bundle: Path, outputs: Path) -> dict[str, str]:
             outputs=outputs,
         )
     )  # fmt: skip
-    opened = open_run(options, find_described(options))
+    opened = open_session(options)
     places = open_workplaces(opened)
     try:
         rows = [row for name, unit in opened.units.items() for row in rows_of(opened, unit, places.run(name))]

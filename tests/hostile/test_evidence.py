@@ -12,7 +12,8 @@ import pytest
 from conformance.machine.child import Ending
 from conformance.machine.workplace import WorkResult
 from conformance.run.judging import rows_of
-from conformance.run.session import open_run
+from conformance.run.opening import open_run
+from conformance.run.session import Run
 from reports.__main__ import main
 from reports.results import digest_ids, read_results
 from reports.schema import Check, ClaimResult
@@ -90,14 +91,14 @@ def test_no_lesser_verdict_hides_behind_it(
     tmp_path: Path, otherwise: Verdict, allows: bool, accepts: bool, passes_then: bool
 ) -> None:
     chosen = options(tmp_path, allow_quality=allows, without_execution_evidence=accepts)
-    opened = open_run(chosen, fakes.Silent())
-    claim, check = opened.claims[0], partial(Check, claim=opened.claims[0].id, rule="LOW-04", outcome="fail")
+    run = Run.of(chosen, open_run(chosen, fakes.Silent()).make_outline())
+    claim, check = run.outline.units[-1], partial(Check, claim=run.outline.units[-1].id, rule="LOW-04", outcome="fail")
     sent = (
         check(stage="execution", verdict=Verdict.UNSHOWN),
         check(stage="numerics", verdict=otherwise, outcome="pass"),
     )
     work = WorkResult(messages=sent, ending=Ending.DONE, seconds=0.0, peak_mib=0.0, message="", text="")
-    row = rows_of(opened, claim, work)[-1]
+    row = rows_of(run, claim, work)[-1]
     assert isinstance(row, ClaimResult) and row.verdict is Verdict.UNSHOWN
     assert row.accepted is passes_then and row.passes is passes_then
 

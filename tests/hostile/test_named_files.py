@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.elsewhere import CALLS, describe_lost_calls
-from conformance.vectors.bundle import LOST_CALLS
+from conformance.run.device import CALLS, describe_lost_calls
+from conformance.vectors.files import LOST_CALLS
 from reports.verdicts import Outcome
 from tests.conformance.support.suite_runs import Ran, run
 from tests.hostile.test_processes import ONE, run_hostile

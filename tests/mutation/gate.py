@@ -14,14 +14,16 @@ from unittest.mock import patch
 
 import torch
 
-from conformance.claims.claim import Claim
 from conformance.machine.child import Answer, Parent, Recipe
 from conformance.machine.frames import Frame
 from conformance.machine.workplace import Serve, Workplace, make_answer
-from conformance.run.judge import make_request, make_server
+from conformance.run.judge import make_server
 from conformance.run.judging import rows_of
+from conformance.run.opening import Opened, open_run
 from conformance.run.options import Options
-from conformance.run.session import Run, Unit, open_run
+from conformance.run.outline import Unit
+from conformance.run.session import Run
+from conformance.run.setup import make_request
 from reports.codec import Message
 from reports.results import leading_check
 from reports.schema import Check, Judged, Measurement, ModelResult, Row
@@ -126,9 +128,10 @@ def run_mutant(mutant: Mutant, task: Task) -> MutantRun:
             stack.enter_context(remove_guard(task.blind))
         failures, undecided, units = list[FailedUnit](), list[str](), dict[str, Unit]()
         try:
-            run = open_run(_make_options(mutant, task), mutant.make())
-            units = {name: unit for name, unit in run.units.items() if isinstance(unit, Claim) or unit.is_model}
-            failures, undecided = _run_units(run, units)
+            opened = open_run(_make_options(mutant, task), mutant.make())
+            run = Run.of(opened.options, opened.make_outline())
+            units = {name: unit for name, unit in run.units.items() if unit.kind != "measurement"}
+            failures, undecided = _run_units(opened, run, units)
         except Exception as error:  # the mutant's fault: the other mutants go on
             undecided = [f"cannot be run: {type(error).__name__}: {error}"]
     return MutantRun(
@@ -156,10 +159,10 @@ def _make_options(mutant: Mutant, task: Task) -> Options:
     )
 
 
-def _run_units(run: Run, units: Mapping[str, Unit]) -> tuple[list[FailedUnit], list[str]]:
+def _run_units(opened: Opened, run: Run, units: Mapping[str, Unit]) -> tuple[list[FailedUnit], list[str]]:
     """Run every unit; return the failures, and the units whose verdict shows neither a fault nor that there is none."""
     failures, undecided, seen = list[FailedUnit](), list[str](), set[str]()
-    serve = _add_guards(make_server(run.make_bench(), units), seen)
+    serve = _add_guards(make_server(opened.make_bench(), opened.units), seen)
 
     def open_judge(parent: Parent) -> Answer:
         return make_answer(parent, serve)
@@ -198,12 +201,12 @@ def _describe_failure(unit: Unit, judged: Judged, rows: Iterable[Row], guards: I
     cases = sum(check.cases or 0 for check in checks if check.failing)
     return FailedUnit(
         unit=unit.id,
-        pattern=unit.pattern if isinstance(unit, Claim) else "",
+        pattern=unit.pattern,
         verdict=judged.verdict,
         stage=lead.stage if lead else "model",
         rule=rule,  # a death breaks no rule
         guards=tuple(sorted(guards)),
-        failing=sum(check.failing for check in checks) if isinstance(unit, Claim) else 1,
+        failing=sum(check.failing for check in checks) if unit.kind == "claim" else 1,
         cases=(judged.cases or 1) if isinstance(judged, ModelResult) else cases,
         max_lsb=judged.max_lsb if isinstance(judged.max_lsb, float | int) else None,
         message=judged.reason[:300],

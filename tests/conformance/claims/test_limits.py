@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from backends.base import Capabilities
-from backends.discovery import SHIPPED, find_backend
+from backends.discovery import find_backend
+from backends.names import SHIPPED
 from conformance.claims.limits import OWN_ARGUMENTS, LimitsError, check_limits, list_arguments
 from conformance.claims.plan import plan_cases
 from conformance.ops.table import OP_SAMPLES

@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import Backend
 from conformance.run.findings import describe_missing, read_findings
-from conformance.run.session import open_run
+from conformance.run.opening import open_run
 from conformance.run.waivers import WaiverEntry, WaiverError, load_waivers
 from reports.findings import LONGEST_FINDING
 from reports.verdicts import Verdict
@@ -114,7 +114,7 @@ def test_the_header_of_a_run_has_the_texts_and_a_row_the_names(tmp_path: Path) -
     (entry,) = load_waivers(path, "avx2", "2.13.0")
     assert entry.to_row().findings == ["../errata.md#why"]
     backend: Backend = fakes.Good()
-    header = open_run(options(tmp_path, waivers=path), backend).make_header(1)
+    header = open_run(options(tmp_path, waivers=path), backend).make_header()
     assert list(header.findings) == ["../errata.md#why"]
     path.write_text(f'{table}findings = ["../errata.md#where"]\n')
     with pytest.raises(pytest.UsageError, match="no heading begins so"):

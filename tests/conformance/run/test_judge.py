@@ -18,7 +18,8 @@ from conformance.machine.workplace import LostProcess, Serve, Workplace, make_an
 from conformance.pipeline.job import Job
 from conformance.remote.client import Ask, RemoteBackend
 from conformance.run import judge
-from conformance.run.judge import Setup, make_reproducing_request, make_request, make_server, open_judge
+from conformance.run.judge import make_server, open_judge
+from conformance.run.setup import Setup, make_reproducing_request, make_request
 from conformance.stages.bench import Bench
 from conformance.stages.state import ExecutionEvidence
 from reports.codec import Message
@@ -156,7 +157,7 @@ def fail_to_make(ask: Ask, limit: float) -> RemoteBackend:
 
 def test_a_run_that_a_judge_cannot_open_is_an_error_of_the_work_that_asks_for_it(tmp_path: Path) -> None:
     told = Told()
-    answer = open_judge(told, Setup(options=options(tmp_path, claim_timeout=7.0), make_backend=fail_to_make))
+    answer = open_judge(told, Setup(options=options(tmp_path, claim_timeout=7.0), text="", remake=fail_to_make))
     for _ in range(2):
         end = answer(make_request("a")).head
         assert (end["ending"], end["message"]) == (Ending.ERROR, "ConnectionRefusedError: no device within 7 s")
@@ -205,7 +206,7 @@ def test_a_judge_opens_its_run_once_and_says_what_each_work_has_counted_however_
 
     monkeypatch.setattr(judge, "_open", open_here)
     monkeypatch.setattr(judge, "list_foreign_code", lambda names, *, vendors: list(vendors))
-    setup = Setup(options=cast(Any, None), make_backend=fail_to_make, imports_own=imports_own)
+    setup = Setup(options=cast(Any, None), text="", remake=fail_to_make, imports_own=imports_own)
     answer = open_judge(told, setup)
     ends = [answer(make_request(name)).head for name in units]
     assert [(end["ending"], end["message"], end["is_final"]) for end in ends] == [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from backends.base import Backend, Capabilities, Representation
-from conformance.run.session import open_run, param_id, run_of
+from conformance.run.opening import open_run
+from conformance.run.session import param_id, run_of
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 
@@ -44,7 +45,7 @@ def test_a_config_may_come_as_torchs_own_or_as_a_dict(tmp_path: Path) -> None:
 
     ours, theirs = (open_run(options(tmp_path), backend) for backend in (fakes.Good(), AsDict()))
     assert [c.id for c in ours.claims] == [c.id for c in theirs.claims]
-    assert ours.make_header(2).config_sha256 == theirs.make_header(2).config_sha256
+    assert ours.make_header().config_sha256 == theirs.make_header().config_sha256
 
 
 @pytest.mark.slow
@@ -57,8 +58,8 @@ def test_waivers_come_from_the_backend_the_option_or_nowhere(tmp_path: Path) -> 
     backend.waivers = own
     runs = [open_run(options(tmp_path, **o), backend) for o in ({}, {"waivers": given}, {"no_waivers": True})]
     assert [[entry.claim for entry in run.waivers.entries] for run in runs] == [["own"], ["given"], []]
-    assert [run.make_header(1).waivers.get("file") for run in runs] == ["own.toml", "given.toml", None]
-    assert len(runs[0].make_header(1).waivers["sha256"]) == 64
+    assert [run.make_header().waivers.get("file") for run in runs] == ["own.toml", "given.toml", None]
+    assert len(runs[0].make_header().waivers["sha256"]) == 64
     assert runs[0].waivers.complete and not open_run(options(tmp_path, profile="quick"), backend).waivers.complete
 
 
@@ -80,8 +81,8 @@ def test_the_header_says_which_arguments_a_backend_declares_not_to_take(tmp_path
             return Capabilities(limits={"nn.Linear": {"shape": small, "bias": (True,), "_unbatched": (False,)}})
 
     said = {"nn.Linear": {"shape": "At most 1,024 columns", "bias": "True", "unbatched": "False"}}
-    assert open_run(options(tmp_path), Limited()).make_header(1).limits == said
-    assert open_run(options(tmp_path), fakes.Good()).make_header(1).limits == {}
+    assert open_run(options(tmp_path), Limited()).make_header().limits == said
+    assert open_run(options(tmp_path), fakes.Good()).make_header().limits == {}
 
 
 def test_a_limit_without_effect_is_a_usage_error(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
-from backends.discovery import SHIPPED, find_backend
+from backends.discovery import find_backend
+from backends.names import SHIPPED
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import enumerate_claims
 from conformance.machine.fault import Fault

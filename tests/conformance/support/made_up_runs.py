@@ -5,24 +5,25 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from backends.reference import ReferenceBackend
-from conformance.claims.claim import Claim
 from conformance.machine.child import Ending
 from conformance.machine.messages import Trace
 from conformance.machine.workplace import WorkResult
-from conformance.pipeline.job import Job, measuring_job
 from conformance.run.judging import rows_of
+from conformance.run.opening import open_run
+from conformance.run.outline import Outline, Unit
 from conformance.run.recorder import Recorder
-from conformance.run.session import Run, Unit, param_id
+from conformance.run.session import Run, param_id
 from conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
 from conformance.stages.state import stages_of
 from reports.codec import Message, line_of
-from reports.results import Results, read_results
+from reports.results import Results, digest_ids, read_results
 from reports.schema import Check, ModelResult
 from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
@@ -34,17 +35,18 @@ PASS = Verdict.VERIFIED
 TODAY = datetime.date(2026, 6, 30)
 
 
-def claim(name: str) -> Claim:
-    return Claim(
-        id=f"{name}/static:int8", pattern=name, dtype_config="static:int8", flow="ptq", scheme="no_weight", index=0,
-        entry=cast(Any, None), dtypes=cast(Any, None),
-    )  # fmt: skip
+def claim(name: str) -> Unit:
+    return Unit(
+        id=f"{name}/static:int8", kind="claim", pattern=name, dtype_config="static:int8", flow="ptq", scheme="no_weight"
+    )
 
 
-def job(name: str) -> Job:
+def job(name: str) -> Unit:
     kind, _, rest = name.partition("/")
     topic, _, subject = rest.partition("/")
-    return measuring_job(topic, subject, cast(Any, None)) if kind == "fact" else Job(id=name, run=cast(Any, None))
+    if kind == "fact":
+        return Unit(id=name, kind="measurement", topic=topic, subject=subject, is_adaptive=True)
+    return Unit(id=name, kind="model", is_adaptive=name.startswith("model/fuzz/"))
 
 
 def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> WaiverEntry:
@@ -59,12 +61,12 @@ def waiver(of: str, verdict: Verdict = Verdict.REFUTED, **changes: Any) -> Waive
     return WaiverEntry(**values | {"verdict": verdict} | changes)
 
 
-def check(of: Claim, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Check:
+def check(of: Unit, stage: str, verdict: Verdict = PASS, outcome: str = "pass", **parts: Any) -> Check:
     ended = cast(Any, outcome)
     return Check(claim=of.id, stage=stage, rule="R-1", outcome=ended, verdict=verdict, seconds=0.5, **parts)
 
 
-def checks(of: Claim, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Message]:
+def checks(of: Unit, last: Verdict = PASS, outcome: str = "pass", **parts: Any) -> list[Message]:
     """Checks that pass, but for the last, and a decision log."""
     passed = [check(of, stage) for stage in STAGES[:-1]]
     return [*passed, check(of, STAGES[-1], last, outcome, **parts), Trace(decisions=[{"node": "x"}])]
@@ -91,19 +93,25 @@ class Session:
         units: tuple[Unit, ...] = (*self.claims, *self.jobs)
         given = options(folder, **changes)
         known = [unit.id for unit in units]
-        self.run = Run(
-            options=given, backend=fakes.Good(), config_name="c", claims=self.claims,
-            jobs=self.jobs, selected=known[:selected], known=known,
-            waivers=Waivers(tuple(waivers), TODAY, given.is_complete), waiver_file=None,
-            sources_sha256="0" * 64,
+        chosen = [unit for unit in (*self.jobs, *self.claims) if unit.id in known[:selected]]
+        header = replace(
+            open_run(given, fakes.Good()).make_header(), config_name="c", claims_in_config=len(self.claims),
+            claims=sum(unit.kind == "claim" for unit in chosen), pairs=len(self.claims),
+            claims_sha256=digest_ids(each.id for each in self.claims),
         )  # fmt: skip
+        outline = Outline(
+            header=header, units=tuple(chosen), known=tuple(known), claims=tuple(each.id for each in self.claims),
+            stages=STAGES, sources=(), left_out=(), waiver_file=None,
+        )  # fmt: skip
+        given_waivers = Waivers(tuple(waivers), TODAY, given.is_complete)
+        self.run = Run(options=given, outline=outline, waivers=given_waivers, sources_sha256="0" * 64)
         self.path = folder / "results.jsonl"
         self.recorder = Recorder(self.run)
         self.recorder.start(self.node(unit) for unit in self.run.units.values())
 
     @staticmethod
     def node(of: Unit) -> str:
-        return f"conformance/test_claims.py::test_{type(of).__name__.lower()}[{param_id(of.id)}]"
+        return f"conformance/test_claims.py::test_{'claim' if of.kind == 'claim' else 'job'}[{param_id(of.id)}]"
 
     def report(self, of: Unit, when: str, outcome: str = "passed", text: str = "", **extra: Any) -> None:
         report = pytest.TestReport(self.node(of), ("f", 0, "f"), {}, cast(Any, outcome), text, cast(Any, when), **extra)
@@ -116,7 +124,7 @@ class Session:
         self.report(of, "call", conformance=json.dumps({"lines": lines, "peak_mib": found.peak_mib}))
         self.report(of, "teardown")
 
-    def whole(self, of: Claim, last: Verdict = PASS, result: str = "pass", **parts: Any) -> None:
+    def whole(self, of: Unit, last: Verdict = PASS, result: str = "pass", **parts: Any) -> None:
         self.ended(of, work(*checks(of, last, result, **parts)))
 
     def finish(self, pytest_status: int = 0) -> tuple[int, Results]:

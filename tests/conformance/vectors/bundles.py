@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.discovery import find_backend
-from conformance.run.command import open_workplaces
-from conformance.run.elsewhere import adopt_bundle, open_vectors
+from conformance.run.elsewhere import adopt_bundle
 from conformance.run.export import export
-from conformance.run.judging import rows_of
+from conformance.run.judging import open_workplaces, rows_of
 from conformance.run.options import CLAIM_TIMEOUTS, Options
-from conformance.run.session import Run, open_run
+from conformance.run.session import Run, open_session
 from conformance.run.workplaces import Workplaces
 from conformance.vectors.runner import run_bundle
 from reports.schema import Judged
@@ -53,7 +52,7 @@ def answer_bundle(folder: Path, outputs: Path, backend: str = "reference") -> No
 def judge_bundle(folder: Path, outputs: Path, *claims: str) -> dict[str, Judgement]:
     """Judge what was handed in; return the verdict on each claim and model, or on some. Raises ElsewhereError."""
     options = adopt_bundle(make_options(f"vectors:{folder}", claims=claims, outputs=outputs))
-    run = open_run(options, open_vectors(options))
+    run = open_session(options)
     return judge_all(run, open_workplaces(run))
 
 

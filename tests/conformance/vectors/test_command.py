@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.run.command import open_workplaces
-from conformance.run.judging import rows_of
+from conformance.run.judging import open_workplaces, rows_of
 from conformance.run.options import Options
-from conformance.run.session import find_described, open_run
+from conformance.run.session import open_session
 from conformance.vectors.command import CommandError, read_settings
 from conformance.vectors.files import remove
 from reports.results import read_results
@@ -154,7 +153,7 @@ def run_side_by_side(file: Path, folder: Path, claims: Sequence[str]) -> None:
 
 
 def _judge_some(options: Options, claims: Sequence[str]) -> None:
-    run = open_run(options, find_described(options))
+    run = open_session(options)
     with closing(open_workplaces(run)) as places:
         for claim in claims:
             row = rows_of(run, run.units[claim], places.run(claim))[-1]
@@ -229,4 +228,4 @@ def test_a_config_that_cannot_be_imported_is_a_usage_error(tmp_path: Path) -> No
     file = tmp_path / "board.toml"
     file.write_text(WHOLE.replace("a:b", "no_such_module:Board"))
     with pytest.raises(pytest.UsageError, match="module 'no_such_module' does not import"):
-        find_described(make_options(f"command:{file}"))
+        open_session(make_options(f"command:{file}"))

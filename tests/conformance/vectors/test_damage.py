@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.run.elsewhere import ElsewhereError
+from conformance.run.device import ElsewhereError
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import pack_arrays, remove, unpack_arrays
 from conformance.vectors.outputs import HandedIn

@@ -19,9 +19,10 @@ from torch import nn
 
 from backends.base import Representation
 from backends.discovery import find_backend
-from conformance.run.elsewhere import ElsewhereError, adopt_bundle, open_vectors
+from conformance.run.device import ElsewhereError
+from conformance.run.elsewhere import adopt_bundle, open_vectors
 from conformance.run.export import ExportError, export
-from conformance.run.session import digest_code
+from conformance.run.session import digest_code, open_session
 from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
 from conformance.vectors.formats import FormatError, choose_form, choose_formats
 from reports.verdicts import Verdict
@@ -279,5 +280,4 @@ def test_outputs_belong_to_a_bundle(made: Made) -> None:
 def test_the_results_of_a_device_can_be_merged_and_resumed(made: Made, tmp_path: Path) -> None:
     """They are bound to the suite's sources; those of the device are in the versions, as digests of its files."""
     options = replace(make_options(f"vectors:{made.bundle}", outputs=made.outputs), report_dir=tmp_path)
-    device = open_vectors(options)
-    assert re.fullmatch("[0-9a-f]{64}", digest_code(options, device))
+    assert re.fullmatch("[0-9a-f]{64}", digest_code(open_session(options)))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conformance.machine.isa import LEVELS
-from conformance.run.command import open_workplaces
 from conformance.run.elsewhere import adopt_bundle
 from conformance.run.export import export
-from conformance.run.session import find_described, open_run
+from conformance.run.judging import open_workplaces
+from conformance.run.session import open_session
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import digest_folder
 from reports.decision import list_untried
@@ -41,7 +41,7 @@ SAMPLE = (
 @pytest.mark.slow
 def test_qnnpack_from_files_is_qnnpack(tmp_path: Path) -> None:
     options = make_options("qnnpack", claims=SAMPLE)
-    run = open_run(options, find_described(options))
+    run = open_session(options)
     live = judge_all(run, open_workplaces(run))
     export(options, tmp_path / "bundle", ("json", "fx"), None)
     (tmp_path / "bundle" / "judge").rename(tmp_path / "judge")  # the runner has the device's folder alone

@@ -1,0 +1,302 @@
+"""A run as a judge opens it: the backend, its claims and jobs, and what its own process needs to know of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from backends.base import Backend, Capabilities, Representation, Taken
+from backends.names import describe_error
+from conformance.claims.claim import Claim, config_digest, enumerate_claims
+from conformance.claims.limits import LimitsError, check_limits
+from conformance.claims.preparation import Preparation
+from conformance.claims_of import unclaimed_ops
+from conformance.facts.fingerprint import jobs as fingerprint
+from conformance.fuzz import search as fuzz
+from conformance.machine import isa
+from conformance.machine.child import HAS_CHILDREN, StartError
+from conformance.machine.environment import describe_environment, read_detection_power
+from conformance.own_models import jobs as own_models
+from conformance.own_models.given import ModelSpecError, check_spec
+from conformance.own_models.sets import ModelSetError, expand
+from conformance.pipeline.job import Job
+from conformance.remote.client import RemoteBackend
+from conformance.remote.description import DescriptionError, Limit, read_description
+from conformance.remote.executor import executor_of
+from conformance.remote.worker import describe_backend
+from conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from conformance.run.elsewhere import open_command, open_vectors
+from conformance.run.findings import read_findings
+from conformance.run.options import ROOT, Options, raise_usage_error_for, select_ids
+from conformance.run.outline import Outline, Unit
+from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
+from conformance.stages.bench import Bench
+from conformance.stages.state import gives_quantizer, stages_of
+from conformance.whole_models import jobs as whole_models
+from refimpl import BackendConfig
+from refimpl.backend_config import as_backend_config
+from refimpl.releases import list_left_out
+from reports.results import digest_ids
+from reports.schema import SCHEMA, Header
+
+JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
+"""Functions that list the jobs of a profile, those with the longest jobs first."""
+_FAULTS = (Exception, SystemExit)
+_FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
+    Representation.QUANTIZED: "QUANTIZED",
+    Representation.DECOMPOSED: "DECOMPOSED",
+    Representation.EXPORTED: "EXPORTED",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What is certified, and how.
+
+    ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
+    all that the backend has in any profile. ``waiver_bytes`` are those of the file of waivers, which is read once.
+    ``findings`` are the texts of what the waivers name.
+    """
+
+    options: Options
+    backend: Backend
+    config_name: str
+    claims: tuple[Claim, ...]
+    jobs: tuple[Job, ...]
+    selected: Collection[str]
+    known: Collection[str]
+    waivers: Waivers
+    waiver_file: Path | None
+    waiver_bytes: bytes = b""
+    findings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def units(self) -> dict[str, Claim | Job]:
+        """The selected claims and jobs, by ID: jobs first, because the longest are among them."""
+        units: tuple[Claim | Job, ...] = (*self.jobs, *self.claims)
+        return {unit.id: unit for unit in units if unit.id in self.selected}
+
+    def needs_own_code(self, unit: Claim | Job) -> bool:
+        """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
+        own = executor_of(self.backend).own
+        return unit.id in own if isinstance(unit, Claim) else bool(own)
+
+    @property
+    def vendor_places(self) -> tuple[str, ...]:
+        """The files and folders that the backend's code comes from, as far as its process can tell."""
+        return executor_of(self.backend).sources or ()
+
+    @property
+    def places(self) -> dict[str, str]:
+        """What the judge of each selected unit holds, by ID (`Unit.place`)."""
+        return {unit.id: self._outline(unit).place for unit in self.units.values()}
+
+    def make_outline(self) -> Outline:
+        """Return what the run's own process needs of it."""
+        return Outline(
+            header=self.make_header(), units=tuple(self._outline(unit) for unit in self.units.values()),
+            known=tuple(self.known), claims=tuple(claim.id for claim in self.claims), stages=stages_of(self.backend),
+            sources=executor_of(self.backend).sources, left_out=tuple(list_left_out()),
+            waiver_file=None if self.waiver_file is None else str(self.waiver_file),
+        )  # fmt: skip
+
+    def _outline(self, unit: Claim | Job) -> Unit:
+        place: Literal["plain", "beside", "model"] = "plain"
+        if self.needs_own_code(unit):
+            place = "beside"
+        elif isinstance(unit, Job) and unit.is_own:
+            place = "model"
+        if isinstance(unit, Job):
+            kind: Literal["model", "measurement"] = "model" if unit.is_model else "measurement"
+            return Unit(
+                id=unit.id, kind=kind, place=place, is_adaptive=unit.is_adaptive, topic=unit.topic, subject=unit.subject
+            )
+        return Unit(
+            id=unit.id, kind="claim", place=place, pattern=unit.pattern, dtype_config=unit.dtype_config,
+            dtypes=unit.plain_dtypes, flow=unit.flow, scheme=unit.scheme,
+        )  # fmt: skip
+
+    def make_bench(self) -> Bench:
+        """Return a bench for the backend."""
+        options = self.options
+        covered = self.waivers.find_covered(claim.id for claim in self.claims).values()
+        return Bench(
+            self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
+            spec=options.backend, repro=options.repro, waived=[name for names in covered for name in names],
+        )  # fmt: skip
+
+    def make_header(self) -> Header:
+        """Return the results file's first row, as far as it is known here."""
+        options, backend = self.options, self.backend
+        return Header(
+            schema=SCHEMA,
+            **describe_environment(ROOT),
+            backend=backend.name,
+            versions={str(key): str(value) for key, value in dict(_call(backend, "versions")).items()},
+            engine=str(backend.engine),
+            representation=_FORMS[backend.representation],
+            seed=options.seed,
+            profile=options.profile,
+            options={
+                "backend": options.backend,
+                "claim": list(options.claims),
+                "model": list(options.models),
+                "claim_timeout": options.claim_timeout,
+                "max_examples": options.max_examples,
+                "allow_quality": options.allow_quality,
+                "without_execution_evidence": options.without_execution_evidence,
+                "isa": options.isa,
+                "outputs": None if options.outputs is None else str(options.outputs),
+            },
+            config_name=self.config_name,
+            config_sha256=config_digest(self.claims),
+            claims=sum(isinstance(unit, Claim) for unit in self.units.values()),
+            claims_in_config=len(self.claims),
+            pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            isa=_find_level(backend),
+            isolation="fork",
+            waivers=_digest(self.waiver_file, self.waiver_bytes),
+            findings=dict(self.findings),
+            limits=describe_limits(backend.capabilities().limits),
+            capabilities=_describe_capabilities(backend.capabilities()),
+            claims_sha256=digest_ids(claim.id for claim in self.claims),
+            shard=options.shard,
+            detection=read_detection_power(),
+        )
+
+
+def describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
+    """Return the limits as text: the values that are taken, or the first line of a callable's docstring."""
+
+    def text(taken: Taken) -> str:
+        if isinstance(taken, Limit):
+            return taken.text
+        limit = (taken.__doc__ or taken.__name__).strip() if callable(taken) else ", ".join(map(str, taken))
+        return limit.partition("\n")[0].rstrip(".")
+
+    return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
+
+
+def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
+    """Return what is declared, apart from the limits, as text; defaults are left out."""
+    pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
+    default = Capabilities()
+    return {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
+
+
+def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> RemoteBackend:
+    """Return the backend as it is described: by itself, in a process of its own, or in a text from there.
+
+    ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had.
+    """
+    if not HAS_CHILDREN:
+        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
+    with (
+        raise_usage_error_for(StartError),
+        raise_usage_error_for(DescriptionError),
+        raise_usage_error_for(ElsewhereError),
+    ):
+        if options.backend.startswith(VECTORS):
+            return open_vectors(options)
+        if options.backend.startswith(COMMAND):
+            return open_command(options, text)
+        if text is None:
+            said = describe_backend(options.backend, limit=options.claim_timeout, needs_lower=needs_lower)
+            text = json.dumps(said)
+        return RemoteBackend(read_description(json.loads(text)), text=text)
+
+
+def open_run(options: Options, backend: Backend) -> Opened:
+    """Enumerate the backend's claims. Raises UsageError if its config cannot be obtained, read or selected from."""
+    raw, capabilities = _call(backend, "backend_config"), _call(backend, "capabilities")
+    if not isinstance(capabilities, Capabilities):
+        raise pytest.UsageError(
+            f"backend {backend.name}: capabilities() returned {capabilities!r}; return a backends.base.Capabilities"
+        )
+    with raise_usage_error_for(LimitsError, f"backend {backend.name}: "):
+        check_limits(capabilities.limits)
+    try:
+        config = as_backend_config(raw)
+        claims = enumerate_claims(config, capabilities)
+    except Exception as error:
+        raise pytest.UsageError(
+            f"backend {backend.name}: what backend_config() returned cannot be read: {describe_error(error)}"
+        ) from error
+    with raise_usage_error_for(Exception, f"backend {backend.name}: qconfigs() or a custom config: "):
+        Preparation.of(backend)
+    if not claims:
+        raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
+    of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
+    own = own_models.jobs(_find_models(options, backend), claims, capabilities, backend.representation)
+    jobs = (*own, *_jobs_of(options.profile, config, capabilities), *of_quantizer)
+    if _runs_elsewhere(backend):
+        jobs = tuple(job for job in jobs if not job.is_adaptive)
+    stress_jobs = _jobs_of("stress", config, capabilities)
+    claim_ids = [claim.id for claim in claims]
+    selected = select_ids([*claim_ids, *(job.id for job in jobs)], options.claims)
+    waiver_file = None if options.no_waivers else options.waivers or backend.waivers
+    with raise_usage_error_for(WaiverError):
+        level = _find_level(backend)
+        waiver_bytes = read_waivers(waiver_file) if waiver_file else b""
+        waivers = parse_waivers(waiver_bytes, waiver_file, level, str(torch.__version__)) if waiver_file else ()
+        findings = read_findings(waivers)
+    return Opened(
+        options=options,
+        backend=backend,
+        config_name=str(config.name or ""),
+        claims=claims,
+        jobs=jobs,
+        selected=frozenset(name for name in selected if options.shard is None or options.shard.has(name)),
+        known=tuple(dict.fromkeys([*claim_ids, *(job.id for job in (*jobs, *stress_jobs))])),
+        waivers=Waivers(waivers, date.today(), options.is_complete),
+        waiver_file=waiver_file,
+        waiver_bytes=waiver_bytes,
+        findings=findings,
+    )
+
+
+def _find_models(options: Options, backend: Backend) -> list[str]:
+    """Return the specs of the models that are handed in, globs expanded. Raises UsageError."""
+    if options.models and _runs_elsewhere(backend):
+        raise pytest.UsageError(
+            f"--model={options.models[0]}: the models of {options.backend} run elsewhere, by files, which cannot hold "
+            "what an evaluation will ask for; give a backend in Python"
+        )
+    with raise_usage_error_for(ModelSpecError), raise_usage_error_for(ModelSetError, "--model: "):
+        for spec in options.models:
+            check_spec(spec)
+        return [one for spec in options.models for one in expand(spec)]
+
+
+def _runs_elsewhere(backend: Backend) -> bool:
+    return executor_of(backend).runs_elsewhere
+
+
+def _find_level(backend: Backend) -> str:
+    """Return the level of instruction sets at which the kernels run; "" if that is not on this CPU."""
+    return "" if _runs_elsewhere(backend) else isa.find_current_level(backend.engine)
+
+
+def _jobs_of(profile: str, config: BackendConfig, capabilities: Capabilities) -> tuple[Job, ...]:
+    return tuple(job for source in JOB_SOURCES for job in source(config, capabilities, profile))
+
+
+def _digest(path: Path | None, data: bytes) -> dict[str, str]:
+    return {} if path is None else {"file": path.name, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _call(backend: Backend, method: str) -> Any:
+    """Call one of the backend's methods without arguments. Raises UsageError when it fails."""
+    try:
+        return getattr(backend, method)()
+    except _FAULTS as error:
+        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {describe_error(error)}") from error
