@@ -182,6 +182,8 @@ class Header:
     """Supported argument values that the backend declares, by op and argument; other values were not tried."""
     capabilities: dict[str, str] = field(default_factory=dict)
     """What else the backend declares, where that is not the default: it decides what a right result is."""
+    registered: dict[str, str] = field(default_factory=dict)
+    """What the backend registers, by the pattern: models, ranges, and the roundings that its own op is allowed."""
     shard: Shard | None = None
     """Part of the run that this file holds; None for a whole run."""
     sources_sha256: str = ""

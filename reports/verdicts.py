@@ -92,7 +92,7 @@ VERDICT_TEXTS: Mapping[Verdict, VerdictText] = {
     ),
     Verdict.UNEXERCISED: VerdictText(
         "○",
-        "Nothing is known: no case could be built or run, or the flow changed a model.",
+        "Nothing is known: no case could be built or run, the numbers decide nothing, or the flow changed a model.",
         "Fails.",
         "is unexercised",
         "are unexercised",

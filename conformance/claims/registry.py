@@ -12,10 +12,11 @@ from torch import nn
 
 from conformance.claims.case import Regime
 from conformance.ops.op_model import Input
-from conformance.oracle.error_bounds import FUNCTION, OpRule, bound_evaluation
+from conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
 from conformance.oracle.table import OP_RULES, add_vendor_rule
 from refimpl import ConfigError
-from refimpl.patterns import Pattern, complex_normal_form, is_match_all, leaves, normal_form
+from refimpl.patterns import Pattern, complex_normal_form, is_match_all, leaves, normal_form, pattern_name
+from reports.text import pluralize
 
 Inputs: TypeAlias = Sequence[Sequence[int] | Input]
 """A shape for each input of a model, or an Input."""
@@ -38,15 +39,23 @@ class Registered:
 
     ``builds``: the models. ``around_root``: makes a model of the pattern's root op, and ``more_inputs`` its inputs
     after the root's, for the shape of the root's result; None where ``builds`` are given. ``regimes``: the vendor's own
-    input ranges.
+    input ranges. ``roundings``: those of the vendor's own op; None: none are given.
     """
 
     builds: tuple[Build, ...] = ()
     around_root: Callable[[nn.Module], nn.Module] | None = None
     more_inputs: MakeInputs | None = None
     regimes: tuple[Regime, ...] = ()
+    roundings: int | None = None
+
+    def __str__(self) -> str:
+        models = pluralize(len(self.builds), "model") if self.builds else "a model around each of the root's"
+        ranges = [each.name for each in self.regimes]
+        return ", ".join([models, *ranges, *([] if self.roundings is None else [f"roundings={self.roundings}"])])
 
 
+MOST_ROUNDINGS = round(1 / U)
+"""So many roundings have no γ."""
 _registered: dict[Any, Registered] = {}
 
 
@@ -76,8 +85,10 @@ def register(
     op itself in float64 as exact, and allows γ of that many; None: an op without an op rule leaves its claims
     UNEXERCISED. What the suite can build itself is tried as well: a registration adds models.
 
+    The header of a run's results has what is registered.
+
     Raises ConfigError if `pattern` is no pattern, `build` cannot be called, `inputs` does not go with it, two variants
-    are alike, or a range is not finite or empty.
+    are alike, a range is not finite or empty, or `roundings` are no whole number that has a γ.
     """
     keys = _read_pattern(pattern)
     try:
@@ -85,7 +96,10 @@ def register(
     except MisfitError as error:
         found = f"found build={build!r}, inputs={inputs!r}, variants={variants!r}"
         raise ConfigError(f"register({pattern!r}): {found}; {error}") from None
-    registered = replace(registered, regimes=tuple(_read_ranges(pattern, ranges)))
+    if roundings is not None and (type(roundings) is not int or not 0 <= roundings < MOST_ROUNDINGS):
+        expected = f"give a whole number from 0 to {MOST_ROUNDINGS - 1}"
+        raise ConfigError(f"register({pattern!r}): found roundings={roundings!r}; {expected}")
+    registered = replace(registered, regimes=tuple(_read_ranges(pattern, ranges)), roundings=roundings)
     _registered.update(dict.fromkeys(keys, registered))
     if roundings is None:
         return
@@ -98,6 +112,17 @@ def register(
 def registered_for(pattern: Any) -> Registered | None:
     """Return what is registered for a pattern in its normal form; None if nothing is."""
     return _registered.get(pattern)
+
+
+def roundings_in(pattern: Any) -> int:
+    """Return the most roundings that are registered with an op of a pattern in its normal form; 0 if none are."""
+    own = {*leaves(pattern)}
+    return max((each.roundings or 0 for key, each in _registered.items() if own & {*leaves(key)}), default=0)
+
+
+def describe_registered() -> dict[str, str]:
+    """Return all that is registered, in words, by the pattern's name."""
+    return {pattern_name(pattern): str(registered) for pattern, registered in _registered.items()}
 
 
 # -- reading what a vendor gives --------------------------------------------------------------------------------------

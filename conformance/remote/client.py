@@ -82,6 +82,7 @@ class RemoteBackend(Backend, Executor):
         self.text = text
         self.own = description.own
         self.sources = description.sources
+        self.registrations = description.registrations
         self.gives_quantizer = description.has_quantizer and not self.runs_elsewhere
         self.tally = Tally()
         """What was done for the present piece of work so far."""

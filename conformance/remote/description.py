@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from backends.names import describe_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
-from conformance.claims.registry import registered_for
+from conformance.claims.registry import describe_registered, registered_for
 from conformance.ops.table import OP_SAMPLES
 from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
 from refimpl import BackendConfig
@@ -38,8 +38,8 @@ class Description:
 
     ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
     all claims if the vendor ``prepares`` models its own way. ``has_quantizer``: it gives a torchao Quantizer.
-    ``sources``: the files and folders that its code comes from; None: they cannot be told.
-    ``preparation`` is known where its code is imported.
+    ``sources``: the files and folders that its code comes from; None: they cannot be told. ``registrations``: what its
+    code registers, in words, by the pattern's name. ``preparation`` is known where its code is imported.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Description:
     prepares: bool = False
     has_quantizer: bool = False
     sources: tuple[str, ...] | None = None
+    registrations: Mapping[str, str] = field(default_factory=dict)
     preparation: Preparation = OWN_OF_THE_SUITE
 
 
@@ -98,6 +99,7 @@ def describe(backend: Backend) -> dict[str, Any]:
     data["has_quantizer"] = type(backend).quantizer is not Backend.quantizer
     data["prepares"] = given != OWN_OF_THE_SUITE
     data["registered"] = [claim.id for claim in claims if registered_for(claim.entry.normal_pattern) is not None]
+    data["registrations"] = describe_registered()
     return data
 
 
@@ -202,6 +204,7 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     return replace(
         known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares,
         has_quantizer=bool(data.get("has_quantizer")), sources=None if sources is None else tuple(map(str, sources)),
+        registrations={str(pattern): str(text) for pattern, text in data.get("registrations", {}).items()},
     )  # fmt: skip
 
 

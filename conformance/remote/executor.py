@@ -58,6 +58,9 @@ class Executor(ABC):
     sources: tuple[str, ...] | None = None
     """The files and folders that the backend's code comes from; None: they cannot be told."""
 
+    registrations: Mapping[str, str] = {}
+    """What the backend's code registers, in words, by the pattern's name."""
+
     @abstractmethod
     def lower_copy(self, reference: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
         """Have a copy of a reference model lowered. Raises what the backend's code raises, NoAnswer, or LostProcess."""

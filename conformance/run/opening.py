@@ -168,6 +168,7 @@ class Opened:
             findings=dict(self.findings),
             limits=describe_limits(backend.capabilities().limits),
             capabilities=_describe_capabilities(backend.capabilities()),
+            registered=dict(executor_of(backend).registrations),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
             shard=options.shard,
             detection=read_detection_power(),

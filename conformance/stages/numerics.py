@@ -12,6 +12,7 @@ from conformance.claims.qconfigs import dynamic_range_of
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import Walk
+from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
@@ -19,6 +20,7 @@ from conformance.stages.lower import error_on_retry, lower, run_all
 from conformance.stages.resemblance import describe_resemblance
 from conformance.stages.state import CaseState, ClaimState, FirstRun, make_check
 from conformance.stages.statistics import summarize
+from conformance.stages.undecided import note_whether_decided
 from reports.schema import Check, Where
 from reports.verdicts import Verdict
 
@@ -32,6 +34,7 @@ def compare_with_exact(run: ClaimState, state: CaseState) -> Iterator[Fault]:
     walk = Walk(state.reference, capabilities_for(bench, state), dynamic_range=dynamic_range_of(claim))
     places = [Where(case=state.case.name, input=name) for name, _ in state.inputs]
     outputs = run_all(state.lowered, places, [inputs for _, inputs in state.inputs])
+    compared = list[Sequence[Exact]]()
     for where, (_, inputs) in zip(places, state.inputs, strict=True):
         try:
             exacts = walk.exact(inputs)
@@ -60,6 +63,8 @@ def compare_with_exact(run: ClaimState, state: CaseState) -> Iterator[Fault]:
             run.comparisons.append(comparison)
             if comparison.fault is not None:
                 yield comparison.fault
+        compared.append(exacts)
+    note_whether_decided(run, state, compared)
 
 
 def capabilities_for(bench: Bench, state: CaseState) -> Capabilities:

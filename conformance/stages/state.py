@@ -129,6 +129,10 @@ class ClaimState:
     """Of each case of which it is not known what the backend executes, why (execution)."""
     comparisons: list[Comparison] = field(default_factory=list)
     """Those of all cases (numerics)."""
+    decides: bool = False
+    """Whether in some case no one output is right for all inputs (numerics)."""
+    undecided: str = ""
+    """Why the first case that decides nothing, by what is declared, does not; "": none is so (numerics)."""
     rerun_cases: list[CaseState] = field(default_factory=list)
     """Of the cases that passed all stages, those that are run again (invariance)."""
     left_out: dict[str, str] = field(default_factory=dict)
