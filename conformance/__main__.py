@@ -134,14 +134,14 @@ def _export(words: Sequence[str], prog: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from backends.discovery import find_backend
-    from backends.names import BackendNotFound
+    from conformance.machine.child import StartError
+    from conformance.remote.description import DescriptionError
     from conformance.vectors.runner import run_bundle
     from reports.reading import FileFault
 
     try:
-        count = run_bundle(options.folder, options.outputs, find_backend(options.backend), limit=options.case_timeout)
-    except (BackendNotFound, FileFault, OSError) as error:
+        count = run_bundle(options.folder, options.outputs, options.backend, limit=options.case_timeout)
+    except (StartError, DescriptionError, FileFault, OSError) as error:
         return _complain(error, USAGE)
     print(f"{options.outputs}: {count} cases")
     return 0

@@ -32,7 +32,7 @@ from conformance.machine.process import (
     SPARE,
     cut_flood,
     describe_exit,
-    end_process,
+    end_descendants,
     exit_status_of,
     read_output,
     settle,
@@ -74,13 +74,14 @@ class ChildLost(Exception):
     """A child died, hung or sent what cannot be read.
 
     ``message``: what it did, without a subject. ``ending``: DIED, TIMEOUT, or ERROR for what cannot be read. ``text``:
-    its last output.
+    its last output. ``status``: its exit status, negative for a signal; None: it was ended here.
     """
 
-    def __init__(self, ending: Ending, message: str, text: str) -> None:
+    def __init__(self, ending: Ending, message: str, text: str, status: int | None = None) -> None:
         super().__init__(message)
         self.ending = ending
         self.text = text
+        self.status = status
 
 
 class ParentGone(BaseException):
@@ -177,6 +178,12 @@ class Child:
         """Whether it has grown too large to get further work."""
         return self.peak_mib - self._first_mib > MOST_GROWTH_MIB
 
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def begin(self) -> None:
         """Begin a piece of work: what was printed before is no part of it."""
         self.served += 1
@@ -210,14 +217,15 @@ class Child:
         except WireError as error:
             raise self._lose(Ending.ERROR, f"sent an answer that cannot be read: {error}") from error
         except OSError:  # it died, perhaps before it has read the request
-            raise self._lose(Ending.DIED, describe_exit(self._find_status(PATIENCE))) from None
+            status = self._find_status(PATIENCE)
+            raise ChildLost(Ending.DIED, describe_exit(status), read_output(self._output), status) from None
 
     def end(self) -> None:
         """Kill the child and all that it has started; a second call does nothing."""
         with contextlib.suppress(ValueError):  # it was closed
             if self._find_status(0) is None:
                 if self._is_guarded:
-                    end_process(self.pid, is_guard=True)
+                    end_descendants(self.pid)
                 self._process.kill()
                 self._find_status(PATIENCE)
             self._channel.close()

@@ -72,7 +72,7 @@ def stand_guard() -> None:
     _control_process(_TAKE_ORPHANS, 1)
     child = os.fork()
     if child == 0:
-        die_with(guard)
+        _die_with(guard)
         return
     signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it asks the whole group for its stacks
     os.closerange(3, MOST_FILES)
@@ -80,7 +80,7 @@ def stand_guard() -> None:
     while ended != child:  # an orphan
         ended, code = os.wait()
     status = os.waitstatus_to_exitcode(code)
-    _end_descendants(guard)
+    end_descendants(guard)
     if status < 0:
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)
@@ -88,7 +88,7 @@ def stand_guard() -> None:
     os._exit(status & 0xFF)
 
 
-def die_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Have this process killed when its parent ends (on Linux), and now if that is no longer ``parent``."""
     _control_process(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
@@ -100,24 +100,7 @@ def _control_process(what: int, value: int) -> None:
         ctypes.CDLL(None).prctl(what, value)
 
 
-def fork() -> int:
-    """Fork this process; what it has printed, but not yet written, only the parent will write."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
-    return os.fork()
-
-
-def end_process(pid: int, *, is_guard: bool) -> None:
-    """Kill a child, which leads its group, and all that is in that; of a guard all that was started behind it."""
-    if is_guard:
-        _end_descendants(pid)
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-    wait_for(pid, PATIENCE)
-
-
-def _end_descendants(ancestor: int) -> None:
+def end_descendants(ancestor: int) -> None:
     """Kill all that a process has started, and what that has, as far as the system tells of them."""
     deadline, is_alive = time.monotonic() + PATIENCE, True
     while is_alive and time.monotonic() < deadline:
@@ -141,24 +124,6 @@ def _list_descendants(ancestor: int) -> dict[int, bytes]:
         new = {pid for pid, parent in parents.items() if parent in new} - found
         found |= new
     return {pid: states[pid] for pid in found}
-
-
-def wait_for(pid: int, patience: float) -> int | None:
-    """Return how a child exited, as `os.waitstatus_to_exitcode` gives it; None: it has not, or is not known.
-
-    What it has started in its group is killed when it has exited, and before its number is free again.
-    """
-    deadline = time.monotonic() + patience
-    try:
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(_POLL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None
 
 
 def exit_status_of(leaving: SystemExit) -> int:
@@ -199,20 +164,9 @@ def read_output(output: IO[bytes]) -> str:
     return f"{before}{mark}"[len(stack) - TAIL :] + stack
 
 
-_noted_peak = 0.0
-
-
-def note_peak_mib(peak_mib: float) -> None:
-    """Note the resident size of another process that works for this one: `own_peak_mib` counts it."""
-    global _noted_peak
-    _noted_peak = max(_noted_peak, peak_mib)
-
-
 def own_peak_mib() -> float:
-    """Return the largest resident size of this process or of one that worked for it, in MiB; 0 if unknown."""
-    try:
-        import resource
-    except ImportError:
-        return _noted_peak
+    """Return the largest resident size of this process or of one that it has waited for, in MiB."""
+    import resource
+
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return max(_noted_peak, max(peaks) / (1 << 20 if sys.platform == "darwin" else 1 << 10))
+    return max(peaks) / (1 << 20 if sys.platform == "darwin" else 1 << 10)

@@ -113,6 +113,51 @@ def ask_worker(parent: Parent, request: Frame, limit: float) -> Frame:
 # -- in the parent ----------------------------------------------------------------------------------------------------
 
 
+class KeptWorker:
+    """A worker: made when it is needed, and made anew after it was lost. ``make`` raises StartError."""
+
+    def __init__(self, make: Callable[[], Child]) -> None:
+        self._make = make
+        self._child: Child | None = None
+
+    @property
+    def child(self) -> Child | None:
+        """The process that there is now."""
+        return self._child
+
+    def start(self) -> Child:
+        """Return the present process, or a new one. Raises StartError."""
+        self._child = self._child or self._make()
+        return self._child
+
+    def ask(self, request: Frame, limit: float) -> Frame:
+        """Return the answer to a request, as `ask_worker` does in a judge."""
+        return self.answer(Frame(head={**request.head, _WITHIN: limit}, pieces=request.pieces))
+
+    def answer(self, call: Frame) -> Frame:
+        """Answer a judge's call: by the worker's answer, or by how that ended."""
+        try:
+            child = self.start()
+        except StartError as error:
+            return _make_lost(Ending.DIED, str(error), "", is_alone=True)
+        limit = float(call.head.pop(_WITHIN))
+        if call.head.pop(BEGINS):
+            child.begin()
+        try:
+            return child.ask(call, limit=limit)
+        except NoAnswer as error:
+            return Frame(head={"unread": str(error)})
+        except ChildLost as lost:
+            self.close()
+            return _make_lost(lost.ending, f"the process {lost}", lost.text, is_alone=child.served <= 1)
+
+    def close(self) -> None:
+        """End the process that is left, if any."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+
 class Workplace:
     """Does one piece of work at a time.
 
@@ -126,16 +171,15 @@ class Workplace:
         keeps: bool = True,
     ) -> None:  # fmt: skip
         self._recipe = recipe
-        self._make_worker = make_worker
+        self._worker = None if make_worker is None else KeptWorker(make_worker)
         self._limit = limit
         self._holds = holds
         self._keeps = keeps
         self._judge: Child | None = None
-        self._worker: Child | None = None
 
     def run(self, request: Frame) -> WorkResult:
         """Do a piece of work; once more in new processes if used ones do not complete it, or the judge was lost."""
-        is_used = self._judge is not None or self._worker is not None
+        is_used = self._judge is not None or (self._worker is not None and self._worker.child is not None)
         result = self._try(request)
         is_complete, is_lost = result.ending is Ending.DONE or result.is_final, result.ending is Ending.LOST
         if is_lost or (is_used and not is_complete):
@@ -146,14 +190,17 @@ class Workplace:
 
     def close(self) -> None:
         """End the processes that are left, if any."""
-        self._drop_judge()
-        self._drop_worker()
+        judge, self._judge = self._judge, None
+        if judge is not None:
+            judge.end()
+        if self._worker is not None:
+            self._worker.close()
 
     def _try(self, request: Frame) -> WorkResult:
         """Do the work in the present processes, or in new ones; those that did not do it are left no more."""
         started, messages = time.monotonic(), list[Message]()
         try:
-            worker = self._find_worker() if self._make_worker is not None else None
+            worker = None if self._worker is None else self._worker.start()
             judge = self._judge = self._judge or Child(self._recipe)
         except StartError as error:
             return WorkResult(ending=Ending.DIED, message=str(error), is_final=True)
@@ -162,15 +209,15 @@ class Workplace:
         try:
             end = judge.ask(
                 request, limit=self._limit + grace, take=lambda line: messages.append(from_line(line)),
-                answer=self._ask_worker,
+                answer=None if self._worker is None else self._worker.answer,
             ).head  # fmt: skip
             result = WorkResult(
                 ending=Ending(end["ending"]), message=str(end["message"]), text=str(end["text"]),
                 is_final=bool(end["is_final"]),
             )  # fmt: skip
             goes_on = result.ending is not Ending.ERROR
-            if result.ending is not Ending.DONE:
-                self._drop_worker()
+            if result.ending is not Ending.DONE and self._worker is not None:
+                self._worker.close()
         except ChildLost as lost:
             result = self._describe_loss(lost, messages)
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError, NoAnswer) as error:
@@ -182,30 +229,6 @@ class Workplace:
         peaks = [each.peak_mib for each in (judge, worker) if each is not None]
         return replace(result, messages=tuple(messages), seconds=time.monotonic() - started, peak_mib=max(peaks))
 
-    def _find_worker(self) -> Child:
-        """Return the present worker, or a new one. Raises StartError."""
-        if self._worker is None:
-            assert self._make_worker is not None, "a judge that has no worker asks none"
-            self._worker = self._make_worker()
-        return self._worker
-
-    def _ask_worker(self, call: Frame) -> Frame:
-        """Answer the judge's call by the worker's answer, or by how that ended."""
-        try:
-            worker = self._find_worker()
-        except StartError as error:
-            return _make_lost(Ending.DIED, str(error), "", is_alone=True)
-        limit = float(call.head.pop(_WITHIN))
-        if call.head.pop(BEGINS):
-            worker.begin()
-        try:
-            return worker.ask(call, limit=limit)
-        except NoAnswer as error:
-            return Frame(head={"unread": str(error)})
-        except ChildLost as lost:
-            self._drop_worker()
-            return _make_lost(lost.ending, f"the process {lost}", lost.text, is_alone=worker.served <= 1)
-
     def _describe_loss(self, lost: ChildLost, messages: Sequence[Message]) -> WorkResult:
         """Return how work ended whose judge was lost: that of a judge which holds nobody's code is the suite's own."""
         if lost.ending is Ending.ERROR:
@@ -216,16 +239,6 @@ class Workplace:
         said = limit if lost.ending is Ending.TIMEOUT else str(lost)
         ending = lost.ending if self._holds else Ending.LOST
         return WorkResult(ending=ending, message=f"{name}{step} {said}", text=lost.text)
-
-    def _drop_judge(self) -> None:
-        judge, self._judge = self._judge, None
-        if judge is not None:
-            judge.end()
-
-    def _drop_worker(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.end()
 
 
 def _make_lost(ending: Ending, message: str, text: str, *, is_alone: bool) -> Frame:

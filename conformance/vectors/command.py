@@ -10,25 +10,18 @@ import contextlib
 import fcntl
 import math
 import os
-import select
 import shutil
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from conformance.machine.process import (
-    MOST_FILES,
-    describe_exit,
-    die_with,
-    end_process,
-    fork,
-    settle,
-    stand_guard,
-    wait_for,
-)
+from conformance.machine.child import Answer, Child, ChildLost, Parent, Recipe
+from conformance.machine.frames import Frame
+from conformance.machine.process import PATIENCE, describe_exit
 from conformance.machine.seconds import LONGEST
 from conformance.machine.toml import TomlError, parse_toml
 from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
@@ -151,49 +144,36 @@ class CallResult:
 
 
 def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) -> CallResult:
-    """Call the command once, behind guards. It is killed at the limit; all that it has started ends with it."""
+    """Call the command once, in a guarded child. It is killed at the limit; all that it has started ends with it."""
     places = dict(zip(PLACES, (str(bundle), str(outputs), str(device)), strict=True))
     words = [_fill(word, places) for word in settings.command]
-    deadline = time.monotonic() + settings.timeout
-    code: int | None = None
-    printed, (reader, writer) = b"", os.pipe()
-    pid = fork()
-    if pid == 0:
-        _become(words, settings, writer)
-    os.close(writer)
+    given = {"words": words, "folder": str(settings.folder), "environment": dict(settings.environment)}
+    with Child(Recipe(open="conformance.vectors.command:open_call", is_guarded=True)) as child:
+        try:
+            head = child.ask(Frame(head={**given, "timeout": settings.timeout}), limit=settings.timeout + PATIENCE).head
+        except ChildLost as lost:  # the command has harmed its parent, or is not to be stopped
+            return CallResult(code=lost.status, printed=lost.text)
+    return CallResult(code=head["code"], printed=head["printed"])
+
+
+def open_call(parent: Parent) -> Answer:
+    """Return what calls a command, in a process of its own."""
+    return _call_here
+
+
+def _call_here(request: Frame) -> Frame:
+    """Call a command, which prints where this process does."""
+    head, code, own_output = request.head, None, sys.stdout.fileno()
     try:
-        while code is None and (left := deadline - time.monotonic()) > 0:
-            printed = (printed + _read(reader, min(_WAIT, left)))[-_MOST_PRINTED:]
-            code = wait_for(pid, 0)
-    finally:  # also where the user interrupts
-        if code is None:
-            end_process(pid, is_guard=True)
-        printed += _read(reader, 0)  # a pipe holds no more
-        os.close(reader)
-    return CallResult(code=code, printed=printed[-_MOST_PRINTED:].decode("utf-8", "replace"))
-
-
-def _read(reader: int, patience: float) -> bytes:
-    """Return what a pipe has, and wait for it up to ``patience`` seconds; b"" if that is nothing."""
-    return os.read(reader, 1 << 16) if select.select([reader], [], [], patience)[0] else b""
-
-
-def _become(words: list[str], settings: CommandSettings, output: int) -> NoReturn:
-    """Be the command, behind two guards: if it kills the one that it finds, the other ends what it has left."""
-    try:
-        die_with(os.getppid())
-        settle(output)
-        stand_guard()
-        stand_guard()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
-            signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, MOST_FILES)
-        os.chdir(settings.folder)
-        os.execvpe(words[0], words, {**os.environ, **settings.environment})
+        process = subprocess.Popen(
+            head["words"], cwd=head["folder"], env={**os.environ, **head["environment"]}, stdin=subprocess.DEVNULL
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(head["timeout"])
     except OSError as error:
-        print(f"{words[0]}: {error.strerror}", flush=True)
-    finally:
-        os._exit(127)
+        return Frame(head={"code": 127, "printed": f"{head['words'][0]}: {error.strerror}"})
+    printed = os.pread(own_output, _MOST_PRINTED, max(0, os.fstat(own_output).st_size - _MOST_PRINTED))
+    return Frame(head={"code": code, "printed": printed.decode("utf-8", "replace")})
 
 
 def _fill(word: str, places: Mapping[str, str]) -> str:

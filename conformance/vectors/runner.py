@@ -6,9 +6,9 @@ device has to do, in Python.
 
 from __future__ import annotations
 
-import os
-import traceback
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from backends.base import Backend, Execution, UnsupportedPattern
-from backends.lowering import lower_reference
-from conformance.machine.process import describe_exit, end_process, fork, wait_for
+from backends.base import Execution, Lowered, UnsupportedPattern
+from conformance.machine.child import Ending
 from conformance.machine.threads import run_with_threads
+from conformance.machine.workplace import KeptWorker, LostProcess
 from conformance.oracle.grids import Grid
-from conformance.remote.client import spell_trace
+from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.description import read_description
 from conformance.remote.model_bytes import load_model
+from conformance.remote.worker import describe_backend, make_warm_workers
 from conformance.vectors.bundle import MANIFEST, key_of_output
 from conformance.vectors.files import Array, pack_arrays, read_json, remove, spell_json, unpack_arrays
 from conformance.vectors.graph_data import as_array
@@ -31,11 +33,12 @@ from conformance.vectors.runs import read_operand
 from reports.reading import FileFault
 
 
-def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0) -> int:
-    """Run all cases of a bundle's device folder; return their number. ``limit``: seconds for one case.
+def run_bundle(device: Path, out: Path, spec: str, *, limit: float = 60.0) -> int:
+    """Run all cases of a bundle's device folder by the backend that ``spec`` names; return their number.
 
-    Each case runs in a child process, whose death or hanging is that case's status. Raises FileFault for a bundle that
-    cannot be read, or without models in the format ``fx``.
+    ``limit``: seconds for one case. They run in a process of their own, whose death or hanging is its case's status.
+    Raises FileFault for a bundle that cannot be read, or without models in the format ``fx``; StartError and
+    DescriptionError for a backend that cannot be had.
     """
     manifest = read_json(device / MANIFEST)
     try:
@@ -45,43 +48,33 @@ def run_bundle(device: Path, out: Path, backend: Backend, *, limit: float = 60.0
         raise FileFault(f"{device / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
     if not has_models:
         raise FileFault(f"{device} has no models in the format fx: export with --format=fx")
-    torch.set_num_threads(1)  # a child would wait for ever for threads that were started before it was forked
-    backend.warm_up()
-    out.mkdir(parents=True, exist_ok=True)
-    for name, file in files.items():
-        case, folder = read_json(device / file), out / name
-        remove(folder)  # what an earlier run has left says nothing of this one
-        folder.mkdir()
-        _run_in_child(lambda case=case, folder=folder: _run_case(device, case, folder, backend), folder, limit)  # type: ignore[misc]
+    torch.set_num_threads(1)
+    description = read_description(describe_backend(spec, limit=limit))
+    with closing(KeptWorker(make_warm_workers(spec, limit=limit))) as worker:
+        backend = RemoteBackend(description, worker.ask, limit=math.inf)
+        out.mkdir(parents=True, exist_ok=True)
+        for name, file in files.items():
+            case, folder = read_json(device / file), out / name
+            remove(folder)  # what an earlier run has left says nothing of this one
+            folder.mkdir()
+            backend.begin(name)
+            backend.allow(limit)
+            try:
+                _run_case(device, case, folder, backend)
+            except LostProcess as lost:
+                status = "timeout" if lost.ending is Ending.TIMEOUT else "crashed"
+                _write(folder, {"status": status, "reason": str(lost), "text": lost.text})
     return len(files)
 
 
-def _run_in_child(work: Callable[[], None], folder: Path, limit: float) -> None:
-    pid = fork()
-    if pid == 0:
-        status = 1
-        try:
-            os.setsid()
-            work()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    code = wait_for(pid, limit)
-    if code is None:
-        end_process(pid, is_guard=False)
-        _write(folder, {"status": "timeout", "reason": f"lower and run did not end within {limit:g} s"})
-    elif code:
-        _write(folder, {"status": "crashed", "reason": f"the process {describe_exit(code)}"})
-
-
-def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Backend) -> None:
-    """Lower a case's model and run it; write what came of it."""
+def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: RemoteBackend) -> None:
+    """Lower a case's model and run it; write what came of it. Raises LostProcess."""
     model, example = load_model((device / case["model"]["fx"]).read_bytes())
     inputs = unpack_arrays(device / case["inputs"])
     try:
-        lowered = lower_reference(backend, model, example)
+        lowered = backend.lower(model, example)
+        if not callable(lowered):
+            raise TypeError(f"lower returned {type(lowered).__name__}, which cannot be called")
     except Exception as error:
         _write(folder, _describe(error))
         return
@@ -99,7 +92,7 @@ def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Back
     (folder / OUTPUTS).write_bytes(pack_arrays(arrays))
     _write(folder, {"status": "done", "runs": runs})
     try:
-        execution = backend.execution(lowered)
+        execution = lowered.execution()
     except Exception as error:
         _write(folder, _describe(error))
         return
@@ -108,7 +101,7 @@ def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Back
         (folder / EXECUTION).write_text(spell_json(names), encoding="utf-8")
 
 
-def _run(lowered: Callable[..., Any], operands: list[Tensor], threads: int) -> Any:
+def _run(lowered: Lowered, operands: list[Tensor], threads: int) -> Any:
     return lowered(*operands) if threads == 1 else run_with_threads(threads, lambda: lowered(*operands))
 
 

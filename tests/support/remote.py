@@ -1,13 +1,12 @@
-"""A backend in a process of its own that a test asks: the test's process is the judge, and the judge's parent too."""
+"""A backend in a process of its own that a test asks: the test's process is the judge."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 
-from conformance.machine.child import Answer, Parent, Recipe, start_server
-from conformance.machine.frames import Frame
-from conformance.machine.workplace import Workplace, ask_worker
+from conformance.machine.child import start_server
+from conformance.machine.workplace import KeptWorker
 from conformance.remote.client import RemoteBackend
 from conformance.remote.description import read_description
 from conformance.remote.worker import describe_backend, make_worker
@@ -17,22 +16,19 @@ STARTS_WITHIN = 60.0
 
 
 class WorkersBackend(RemoteBackend):
-    """A backend that asks its worker as a judge does, through a place, which replaces a worker that is lost.
+    """A backend that asks its worker as a judge does; a worker that is lost is replaced.
 
     A first piece of work has begun. The worker is started where it is first asked, and lives until `close`.
     """
 
     def __init__(self, spec: str, limit: float) -> None:
         said = describe_backend(spec, limit=STARTS_WITHIN)
-        self._place = Workplace(
-            Recipe(open=_judge_nothing), partial(make_worker, spec, limit=STARTS_WITHIN), limit=limit
-        )
-        ask = partial(ask_worker, _Relay(self._place))
-        super().__init__(read_description(said), ask, limit=limit, text=json.dumps(said))
+        self.worker = KeptWorker(partial(make_worker, spec, limit=STARTS_WITHIN))
+        super().__init__(read_description(said), self.worker.ask, limit=limit, text=json.dumps(said))
 
     def close(self) -> None:
         """End the worker, if there is one; the next request starts another."""
-        self._place.close()
+        self.worker.close()
 
     def __enter__(self) -> WorkersBackend:
         return self
@@ -48,18 +44,3 @@ def remote_backend(spec: str, limit: float = 20.0) -> WorkersBackend:
     """
     start_server(["tests.support.preloaded"])
     return WorkersBackend(spec, limit)
-
-
-class _Relay(Parent):
-    """A judge's parent that needs no channel."""
-
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
-
-    def call(self, request: Frame) -> Frame:
-        """Ask the worker as the parent of a judge does."""
-        return self._place._ask_worker(request)
-
-
-def _judge_nothing(parent: Parent) -> Answer:
-    raise AssertionError("the test is the judge")

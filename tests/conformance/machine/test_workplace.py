@@ -112,7 +112,11 @@ def make_with_worker(make: Make, workers: Callable[[], Child] = start_worker, **
 
 
 def pids_of(place: Workplace) -> list[int]:
-    return [child.pid for child in (place._judge, place._worker) if child is not None]
+    return [child.pid for child in (place._judge, worker_of(place)) if child is not None]
+
+
+def worker_of(place: Workplace) -> Child | None:
+    return None if place._worker is None else place._worker.child
 
 
 def run(place: Workplace, way: str = "nothing") -> WorkResult:
@@ -505,7 +509,7 @@ def test_what_cannot_be_sent_to_a_worker_or_read_there_is_no_loss_of_it(
         raise NoAnswer("too large")
 
     with monkeypatch.context() as patches:
-        patches.setattr(place._worker, "ask", refuse)
+        patches.setattr(worker_of(place), "ask", refuse)
         assert said(run_ways(place, "nothing"))[1] == {"unread": "too large"}
     assert said(run_ways(place, "nothing"))[1] == first
 
@@ -524,8 +528,9 @@ def test_a_worker_that_has_grown_too_large_is_replaced_with_its_judge(
 def test_the_loss_of_a_judge_ends_its_worker_too(make: Make) -> None:
     place = make(open_judge, make_worker=start_worker)
     run(place)
-    assert place._worker is not None
-    worker = place._worker.pid
+    child = worker_of(place)
+    assert child is not None
+    worker = child.pid
     assert run(place, "abort").ending is Ending.DIED
     assert is_gone(worker) and pids_of(place) == []
 

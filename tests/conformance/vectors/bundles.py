@@ -6,11 +6,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.discovery import find_backend
+from conformance.run.device import ElsewhereError
 from conformance.run.elsewhere import adopt_bundle
 from conformance.run.export import export
 from conformance.run.judging import open_workplaces, rows_of
-from conformance.run.options import CLAIM_TIMEOUTS, Options
+from conformance.run.options import CLAIM_TIMEOUTS, Options, raise_usage_error_for
 from conformance.run.session import Run, open_session
 from conformance.run.workplaces import Workplaces
 from conformance.vectors.runner import run_bundle
@@ -46,12 +46,13 @@ def write_bundle(folder: Path, backend: str = "reference", claims: tuple[str, ..
 
 def answer_bundle(folder: Path, outputs: Path, backend: str = "reference") -> None:
     """Run a bundle by a backend, from its files."""
-    run_bundle(folder / "device", outputs, find_backend(backend))
+    run_bundle(folder / "device", outputs, backend)
 
 
 def judge_bundle(folder: Path, outputs: Path, *claims: str) -> dict[str, Judgement]:
-    """Judge what was handed in; return the verdict on each claim and model, or on some. Raises ElsewhereError."""
-    options = adopt_bundle(make_options(f"vectors:{folder}", claims=claims, outputs=outputs))
+    """Judge what was handed in; return the verdict on each claim and model, or on some. Raises UsageError."""
+    with raise_usage_error_for(ElsewhereError):
+        options = adopt_bundle(make_options(f"vectors:{folder}", claims=claims, outputs=outputs))
     run = open_session(options)
     return judge_all(run, open_workplaces(run))
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.run.device import ElsewhereError
 from conformance.vectors.bundle import read_bundle
 from conformance.vectors.files import pack_arrays, remove, unpack_arrays
 from conformance.vectors.outputs import HandedIn
@@ -243,7 +242,7 @@ def test_damage_of_a_case_is_the_verdict_of_its_claim(name: str, copied: Made) -
 def test_damage_of_the_whole_is_an_error(name: str, copied: Made) -> None:
     damage, words = WHOLE[name]
     damage(copied, find_case(copied))
-    with pytest.raises(ElsewhereError, match="(?s)" + words) as raised:
+    with pytest.raises(pytest.UsageError, match="(?s)" + words) as raised:
         judge_bundle(*copied)
     assert "\n" not in str(raised.value)
 
@@ -264,7 +263,7 @@ def test_folders_in_folders_without_end_are_an_error_of_one_line_and_can_be_remo
     case = copied.outputs / find_case(copied)
     dig(case)
     (case / "deeper" / "file").touch()
-    with pytest.raises(ElsewhereError, match=r"--outputs=.*/deeper lies deeper than ") as raised:
+    with pytest.raises(pytest.UsageError, match=r"--outputs=.*/deeper lies deeper than ") as raised:
         judge_bundle(*copied)
     assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 1000
     remove(copied.outputs)
