@@ -144,10 +144,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _list_foreign_code(config: pytest.Config) -> list[str]:
-    """Return the foreign code of this process."""
-    return list_foreign_code(
-        list(sys.modules), config.pluginmanager.get_plugins(), run_of(config).outline.sources or ()
-    )
+    """Return the foreign code of this process, and of the judge's as it was opened."""
+    outline, plugins = run_of(config).outline, config.pluginmanager.get_plugins()
+    return [*outline.foreign_code, *list_foreign_code(list(sys.modules), plugins, outline.sources or ())]
 
 
 def _is_ours(item: pytest.Item) -> bool:

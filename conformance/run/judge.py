@@ -63,7 +63,9 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
         if request.head["do"] != OUTLINE:
             return judge(request)
         try:
-            return Frame(head={"outline": _open(setup, ask).make_outline().to_data()})
+            run = _open(setup, ask)
+            foreign = tuple(list_foreign_code(list(sys.modules), vendors=run.vendor_places))
+            return Frame(head={"outline": replace(run.make_outline(), foreign_code=foreign).to_data()})
         except pytest.UsageError as error:
             return Frame(head={"refused": str(error)})
 

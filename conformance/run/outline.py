@@ -53,6 +53,8 @@ class Outline:
     left_out: tuple[str, ...]
     """What this torch lacks, and is not tried."""
     waiver_file: str | None
+    foreign_code: tuple[str, ...] = ()
+    """What else the judge's process holds (`conformance.machine.foreign`)."""
 
     def to_data(self) -> dict[str, Any]:
         """Return it as data that JSON holds."""
@@ -64,7 +66,7 @@ class Outline:
         """Return the outline that was made data."""
         header = row_of(data["header"])
         assert isinstance(header, Header)
-        several = {name: tuple(data[name]) for name in ("known", "claims", "stages", "left_out")}
+        several = {name: tuple(data[name]) for name in ("known", "claims", "stages", "left_out", "foreign_code")}
         sources = None if data["sources"] is None else tuple(data["sources"])
         units = tuple(Unit(**unit) for unit in data["units"])
         return cls(header=header, units=units, sources=sources, waiver_file=data["waiver_file"], **several)

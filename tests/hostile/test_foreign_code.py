@@ -84,6 +84,22 @@ def test_a_plugin_that_meddles_is_named_to_the_end(tmp_path: Path, capsys: pytes
     assert f"NOT THE SUITE ALONE: {told}\n" in capsys.readouterr().out
 
 
+ENTRY = "[torch.backends]\nautoloaded = autoloaded:start\n"
+
+
+def test_what_torch_loads_where_claims_are_judged_is_named(tmp_path: Path) -> None:
+    """torch imports the backends that installed packages give it; pytest's process has no torch."""
+    (tmp_path / "autoloaded.py").write_text("def start(): pass\n")
+    about = tmp_path / "autoloaded-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: autoloaded\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY)
+    path = os.pathsep.join([str(REPO), str(FAKES), str(tmp_path)])
+    ran = run(tmp_path, "fakes:Good", cwd=tmp_path, PYTHONPATH=path, **NEW_CHILDREN)
+    assert ran.status == 0 and foreign_code_of(ran.results) == ["module autoloaded (autoloaded.py)"], ran.out
+    assert "autoloaded" in str(ran.results.header.foreign_code)
+
+
 def test_a_conftest_of_other_tests_and_what_a_worker_loads_are_named(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
