@@ -62,6 +62,7 @@ def _be_python(words: Sequence[str], cwd: Path, environment: Mapping[str, str], 
     sys.orig_argv[:] = [sys.executable, *words]
     if "NEW_CHILDREN" not in environment:  # a command's processes come from the server that has made the command
         forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+        forkserver.ensure_running = lambda: None
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
     if words[:2] == ("-W", "ignore"):
