@@ -142,13 +142,15 @@ class Recipe:
 
 
 class Child:
-    """A child, seen from its parent. Raises StartError if the system makes no process.
+    """A child, seen from its parent. Raises StartError if the platform, or the system now, makes no such process.
 
     The channel is a pair of sockets: another process could open a pipe through /proc, and write answers there. A
     process that the child has started may hold the child's end open, so that its exit is watched too.
     """
 
     def __init__(self, recipe: Recipe) -> None:
+        if not HAS_CHILDREN:
+            raise StartError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
         self.served = 0
         """Number of pieces of work that have begun."""
         self.peak_mib = 0.0

@@ -62,17 +62,18 @@ def _read_done(folder: Path) -> Bundle:
 class CommandWorkplaces(Workplaces):
     """Has each piece of work recorded and run with its chunk, and then judged."""
 
-    def __init__(self, run: Run, backend: CommandBackend) -> None:
+    def __init__(self, run: Run) -> None:
+        backend, units = run.elsewhere, run.outline.units
+        assert isinstance(backend, CommandBackend)
         self._backend = backend
         self._settings = backend.settings
-        places = run.places
         self._chunks = Chunks(
             folder=run.options.report_dir / CALLS, formats=self._settings.formats,
-            places={name: number // self._settings.batch for number, name in enumerate(places)},
+            places={unit.id: number // self._settings.batch for number, unit in enumerate(units)},
         )  # fmt: skip
         replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
-        self._recorder = record_units(run.options, places, backend, self._chunks, backend.imports)
-        super().__init__(replace(run.setup, remake=replay.remake), places)
+        self._recorder = record_units(run.options, units, backend, self._chunks, backend.imports)
+        super().__init__(replace(run.setup, remake=replay.remake), units)
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""
@@ -98,9 +99,3 @@ class CommandWorkplaces(Workplaces):
             finish_bundle(folder, about, plan, reasons)
             Caller(self._settings, read_bundle(folder), folder / _OUTPUTS, self._chunks.folder).run_all()
             (folder / _DONE).touch()
-
-
-def make_command_workplaces(run: Run) -> CommandWorkplaces:
-    """Return where the units of a run on ``command:FILE`` are judged."""
-    assert isinstance(run.elsewhere, CommandBackend)
-    return CommandWorkplaces(run, run.elsewhere)

@@ -22,6 +22,7 @@ from conformance.run.device import VECTORS
 from conformance.run.findings import list_files
 from conformance.run.opening import Opened, describe_limits, find_described, open_run
 from conformance.run.options import ROOT, Options
+from conformance.run.outline import Unit
 from conformance.run.setup import Setup
 from conformance.run.workplaces import Workplaces
 from conformance.vectors.bundle import DEVICE, JUDGE, BundleError, BundleWriter, finish_bundle, read_bundle
@@ -56,11 +57,11 @@ def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBacke
 
 
 def record_units(
-    options: Options, places: Mapping[str, str], backend: RemoteBackend, sink: Sink, imports: str
+    options: Options, units: Iterable[Unit], backend: RemoteBackend, sink: Sink, imports: str
 ) -> Workplaces:
-    """Return where units are recorded. ``imports``: where the vendor's own code is found; ``places``: as of a run."""
+    """Return where units are recorded. ``imports``: where the vendor's own code is found."""
     recording = RecordingBackend(backend.description, sink, imports=imports, text=backend.text)
-    return Workplaces(Setup(options=options, text=backend.text, remake=recording.remake), places)
+    return Workplaces(Setup(options=options, text=backend.text, remake=recording.remake), units)
 
 
 def list_recordable(run: Opened) -> list[str]:
@@ -120,7 +121,7 @@ def _record(
     """Record the selected claims and models; return why any of them may have no case."""
     names, device = list_recordable(run), writer.folder / DEVICE
     reasons = dict.fromkeys(names, "")
-    with closing(record_units(run.options, run.places, backend, writer, imports)) as places:
+    with closing(record_units(run.options, run.outlined, backend, writer, imports)) as places:
         for number, name in enumerate(names, 1):
             reasons[name] = explain_absence(places.run(name))
             _show_progress(number, len(names))

@@ -196,7 +196,7 @@ def _find_largest(distances: Iterable[Number | None]) -> Number | None:
 def open_workplaces(run: Run) -> Workplaces:
     """Return where a run's units are judged."""
     if run.elsewhere is not None and run.options.backend.startswith(COMMAND):
-        from conformance.run.command import make_command_workplaces  # with torch, which other runs do without here
+        from conformance.run.command import CommandWorkplaces  # with torch, which other runs do without here
 
-        return make_command_workplaces(run)
-    return Workplaces(run.setup, run.places)
+        return CommandWorkplaces(run)
+    return Workplaces(run.setup, run.outline.units)

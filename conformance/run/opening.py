@@ -22,7 +22,7 @@ from conformance.claims_of import unclaimed_ops
 from conformance.facts.fingerprint import jobs as fingerprint
 from conformance.fuzz import search as fuzz
 from conformance.machine import isa
-from conformance.machine.child import HAS_CHILDREN, StartError
+from conformance.machine.child import StartError
 from conformance.machine.environment import describe_environment, read_detection_power
 from conformance.own_models import jobs as own_models
 from conformance.own_models.given import ModelSpecError, check_spec
@@ -95,14 +95,14 @@ class Opened:
         return executor_of(self.backend).sources or ()
 
     @property
-    def places(self) -> dict[str, str]:
-        """What the judge of each selected unit holds, by ID (`Unit.place`)."""
-        return {unit.id: self._outline(unit).place for unit in self.units.values()}
+    def outlined(self) -> tuple[Unit, ...]:
+        """The selected claims and jobs, as the run's own process knows them."""
+        return tuple(map(self._outline, self.units.values()))
 
     def make_outline(self) -> Outline:
         """Return what the run's own process needs of it."""
         return Outline(
-            header=self.make_header(), units=tuple(self._outline(unit) for unit in self.units.values()),
+            header=self.make_header(), units=self.outlined,
             known=tuple(self.known), claims=tuple(claim.id for claim in self.claims), stages=stages_of(self.backend),
             sources=executor_of(self.backend).sources, left_out=tuple(list_left_out()),
             waiver_file=None if self.waiver_file is None else str(self.waiver_file),
@@ -199,8 +199,6 @@ def find_described(options: Options, text: str | None = None, *, needs_lower: bo
 
     ``needs_lower``: whether a config alone is no backend. Raises UsageError if it cannot be had.
     """
-    if not HAS_CHILDREN:
-        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
     with (
         raise_usage_error_for(StartError),
         raise_usage_error_for(DescriptionError),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.child import HAS_CHILDREN, Child, ChildLost, Recipe, StartError
+from conformance.machine.child import Child, ChildLost, Recipe, StartError
 from conformance.machine.frames import Frame
 from conformance.machine.release import PACKAGES
 from conformance.remote.sources import SourcesError, digest_sources
@@ -68,11 +68,6 @@ class Run:
     def units(self) -> dict[str, Unit]:
         """The selected claims and jobs, by ID."""
         return {unit.id: unit for unit in self.outline.units}
-
-    @property
-    def places(self) -> dict[str, str]:
-        """What the judge of each selected unit holds, by ID (`Unit.place`)."""
-        return {unit.id: unit.place for unit in self.outline.units}
 
     @property
     def waiver_file(self) -> Path | None:
@@ -153,8 +148,6 @@ def _open(options: Options, text: str, elsewhere: RemoteBackend | None, outline:
 
 def _describe(options: Options, text: str | None = None) -> tuple[str, RemoteBackend | None]:
     """Return what the backend says of itself; and the backend, if it runs elsewhere. Raises UsageError."""
-    if not HAS_CHILDREN:
-        raise pytest.UsageError("this platform makes no processes as the suite needs them: use Linux, macOS or WSL")
     if options.backend.startswith((VECTORS, COMMAND)):
         from conformance.run.opening import find_described
 
@@ -168,16 +161,13 @@ def _describe(options: Options, text: str | None = None) -> tuple[str, RemoteBac
 
 def _ask_outline(setup: Setup) -> Outline:
     """Have a judge open the run. Raises UsageError with what it refuses, or says of its end."""
-    limit = setup.options.claim_timeout
-    with raise_usage_error_for(StartError):
-        judge = Child(Recipe(open="conformance.run.judge:open_judge", arguments=(setup,)))
+    recipe = Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
     try:
-        answer = judge.ask(Frame(head={"do": OUTLINE}), limit=limit).head
+        with raise_usage_error_for(StartError), Child(recipe) as judge:
+            answer = judge.ask(Frame(head={"do": OUTLINE}), limit=setup.options.claim_timeout).head
     except ChildLost as lost:
         said = f"; it printed:\n{lost.text.strip()}" if lost.text.strip() else ""
         raise pytest.UsageError(f"the judge's process, which opens the run, {lost}{said}") from lost
-    finally:
-        judge.end()
     if "refused" in answer:
         raise pytest.UsageError(str(answer["refused"]))
     return Outline.of(answer["outline"])

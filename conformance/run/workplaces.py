@@ -12,27 +12,28 @@ All but the first have a guard, for they run code of others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from conformance.machine.child import Ending, Recipe
 from conformance.machine.frames import Frame
 from conformance.machine.workplace import Workplace, WorkResult
 from conformance.remote.worker import make_warm_workers
+from conformance.run.outline import Unit
 from conformance.run.setup import Setup, make_reproducing_request, make_request
 from reports.schema import Check, ClaimResult
 
 
 class Workplaces:
-    """Has each unit of a run judged where it belongs. ``places``: what their judge holds (`Unit.place`), by ID."""
+    """Has each unit of a run judged where it belongs."""
 
-    def __init__(self, setup: Setup, places: Mapping[str, str]) -> None:
+    def __init__(self, setup: Setup, units: Iterable[Unit]) -> None:
         limit = setup.options.claim_timeout
         worker = None if setup.remake is not None else make_warm_workers(setup.options.backend, limit=limit)
         judge = Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
         of_model = replace(judge, is_guarded=True)
         beside = replace(of_model, arguments=(replace(setup, imports_own=True),))
-        self._places = places
+        self._places = {unit.id: unit.place for unit in units}
         self._plain = Workplace(judge, worker, limit=limit)
         self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
         # what a user's model changes in its process, no other model finds

@@ -9,20 +9,20 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, QuantizerRequest, UnsupportedPattern
+from backends.base import QuantizerRequest, UnsupportedPattern
 from conformance.annotations.programs import OtherGridError
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.memory import fill_memory
-from conformance.remote.executor import OverwrittenError, executor_of
+from conformance.remote.executor import Executor, OverwrittenError
 from conformance.stages.annotate import request_for
 from conformance.stages.bench import Bench
 from conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
 from reports.schema import Where
 
-Lowering = Callable[[Backend, GraphModule, Batch], LoweredModel]
-"""Has a backend lower a reference model."""
+Lowering = Callable[[GraphModule, Batch], Any]
+"""Has the backend lower a reference model."""
 
 
 def lower_reference_model(run: ClaimState, state: CaseState) -> Iterable[Fault]:
@@ -31,10 +31,10 @@ def lower_reference_model(run: ClaimState, state: CaseState) -> Iterable[Fault]:
     Of the variants that a vendor's Quantizer annotates, the first case is lowered as that has it quantized.
     """
     example = tuple(value.clone() for value in state.inputs[0].tensors)
-    lower_by_flow = lower_by
+    lower_by_flow: Lowering = run.bench.executor.lower_copy
     if state.case.variant in run.annotated:
         run.annotated.remove(state.case.variant)
-        lower_by_flow = partial(lower_as_annotated, request_for(run.claim), state.model)
+        lower_by_flow = partial(lower_as_annotated, run.bench.executor, request_for(run.claim), state.model)
     state.lowered = lower(run.bench, state.reference, example, lower_by_flow)
     return ()
 
@@ -45,10 +45,10 @@ def lower(
 ) -> LoweredModel:
     """Lower a copy of the reference model. Raises FaultFound if the backend declines, raises or returns no callable.
 
-    ``lower_by_flow``: how; None: as `lower_by` does.
+    ``lower_by_flow``: how; None: a copy of the reference model.
     """
     try:
-        lowered = (lower_by_flow or lower_by)(bench.backend, reference, example_inputs)
+        lowered: LoweredModel = (lower_by_flow or bench.executor.lower_copy)(reference, example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
         raise FaultFound(Fault(rule="LOW-01", message=text)) from error
@@ -60,24 +60,17 @@ def lower(
     return lowered
 
 
-def lower_by(backend: Backend, reference: GraphModule, example_inputs: Batch) -> LoweredModel:
-    """Have a backend lower a copy of the reference model, here or in its own process. Raises what its code raises."""
-    made: LoweredModel = executor_of(backend).lower_copy(reference, example_inputs)
-    return made
-
-
 def lower_as_annotated(
-    request: QuantizerRequest, model: nn.Module, backend: Backend, reference: GraphModule, example_inputs: Batch
-) -> LoweredModel:
+    executor: Executor, request: QuantizerRequest, model: nn.Module, reference: GraphModule, example_inputs: Batch
+) -> Any:
     """Have a backend lower a float model as its Quantizer has it quantized, on the grids of the reference model.
 
     Where the Quantizer keeps to other grids within the claim, such as a narrower range, the reference model is lowered.
     """
     try:
-        made: LoweredModel = executor_of(backend).lower_annotated(request, model, reference, example_inputs)
-        return made
+        return executor.lower_annotated(request, model, reference, example_inputs)
     except OtherGridError:
-        return lower_by(backend, reference, example_inputs)
+        return executor.lower_copy(reference, example_inputs)
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:

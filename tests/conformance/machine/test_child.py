@@ -649,3 +649,9 @@ children = [make(opens=open_told) for _ in range(2)]
 print([do(child)["by"] == server._forkserver_pid for child in children])
 """
     assert run_script(tmp_path, text) == ["[True, True]"]
+
+
+def test_a_platform_without_such_processes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.machine.child.HAS_CHILDREN", False)
+    with pytest.raises(StartError, match="use Linux, macOS or WSL"):
+        Child(Recipe(open="no_module:nothing"))
