@@ -149,8 +149,7 @@ def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
     job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
     right = result_of(job, bench)
     assert (right.verdict, right.cases) == (Verdict.UNSHOWN, 9)
-    bench.backend = SecondOff()
-    wrong = result_of(job, bench)
+    wrong = result_of(job, Bench(SecondOff(), seed=0, profile="full"))
     assert wrong.verdict is Verdict.REFUTED
     assert ", output 1: " in wrong.reason
     assert wrong.reason.endswith("hold: it goes wrong in context")
