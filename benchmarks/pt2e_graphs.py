@@ -38,8 +38,7 @@ from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
 from conformance.fuzz.search import make_chooser
-from conformance.whole_models.flow import make_mapping
-from conformance.whole_models.jobs import EXTENTS, setups_of
+from conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
 from refimpl import BackendConfig, QConfigMapping
 from refimpl.pt2e import BackendConfigQuantizer
 

@@ -31,8 +31,8 @@ from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import Batch, draw_calibration_inputs
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES
-from conformance.whole_models.flow import make_mapping
-from conformance.whole_models.jobs import EXTENTS, jobs, setups_of
+from conformance.whole_models.jobs import jobs
+from conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
 
 PROFILE = "full"
 IDENTITY = "nn.Identity, for which export writes no op"

@@ -31,7 +31,7 @@ from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, St
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
 from conformance.ops.weighted import LayerShape
-from conformance.whole_models.flow import ModelSetup
+from conformance.whole_models.setups import ModelSetup
 from refimpl.patterns import is_chain, leaf_name, pattern_name
 
 Choose = Callable[[Sequence[Any]], Any]

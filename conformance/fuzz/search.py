@@ -19,7 +19,6 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
@@ -27,7 +26,7 @@ from backends.names import describe_error
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
-from conformance.claims.inputs import Batch, draw_calibration_inputs, draw_static_inputs
+from conformance.claims.inputs import Batch
 from conformance.fuzz.graph import (
     Choose,
     Drawing,
@@ -40,17 +39,22 @@ from conformance.fuzz.graph import (
 from conformance.machine.child import Ending
 from conformance.machine.fault import FaultFound
 from conformance.machine.workplace import LostProcess, WorkResult, fault_of_lost_work
-from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.spelling import NoScriptError
 from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
-from conformance.stages.meaning import tensors_of
-from conformance.whole_models.flow import RATE, ModelSetup, descend, quantize_model
-from conformance.whole_models.jobs import DIRECTED_INPUTS, EXTENTS, setups_of
+from conformance.whole_models.jobs import unit_of
+from conformance.whole_models.judging import (
+    JudgedModel,
+    draw_reference,
+    judge_model,
+    judge_run,
+    make_failed_check,
+)
+from conformance.whole_models.setups import EXTENTS, ModelSetup, setups_of
 from conformance.whole_models.subgraphs import cut_subgraphs
-from conformance.whole_models.verify import make_failed_check, make_model_result, run_and_judge, verify_model
+from conformance.whole_models.units import ModelUnit
 from refimpl import BackendConfig
 from reports.schema import Check, ModelResult, evidence
 from reports.verdicts import FAULTY, PASSING, Verdict
@@ -96,7 +100,7 @@ def _run(number: int, setup: ModelSetup, claims: tuple[Claim, ...], bench: Bench
     if waived:
         shown = evidence({**check.evidence, "not_drawn_for_they_are_waived": sorted(waived)})
         check = replace(check, evidence=shown)
-    yield make_model_result(check, time.perf_counter() - started, script=script)
+    yield JudgedModel(check=check).make_row(time.perf_counter() - started, script=script)
 
 
 def _share(patterns: Mapping[str, Sequence[Any]], number: int) -> Mapping[str, Sequence[Any]]:
@@ -201,7 +205,7 @@ class Search:
     def _judge(self, graph: DrawnGraph) -> Judgement:
         """Judge a graph; once more in a new process of the backend if one that had judged others is lost."""
         try:
-            return self._try(lambda: verify_model(self._bench, self._name, *self._make_reference(graph)))
+            return self._try(lambda: self._judge_unit(self._make_unit(graph)))
         except LostProcess as lost:
             return self._judge_lost(lost) if lost.is_alone else self._judge(graph)
 
@@ -227,15 +231,15 @@ class Search:
             evidence=evidence(fault.evidence),
         )  # fmt: skip
 
-    def _make_reference(self, graph: DrawnGraph) -> tuple[GraphModule, list[Batch]]:
-        """Return the reference model of a graph, and its inputs. Raises FaultFound for what the flow refuses."""
+    def _judge_unit(self, unit: ModelUnit) -> Check:
+        *_, judged = judge_model(self._bench, unit)
+        assert isinstance(judged, JudgedModel)
+        return judged.check
+
+    def _make_unit(self, graph: DrawnGraph) -> ModelUnit:
         torch.default_generator.manual_seed(graph.seed)
         case = graph.to_case()
-        model, calibration = build_model(case), draw_calibration_inputs(case)
-        train = partial(_train, batches=calibration)
-        reference = quantize_model(self._bench, model, self._claims, self._setup, calibration, train).reference
-        inputs = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
-        return reference, [batch for _, batch in inputs]
+        return unit_of(self._name, build_model(case), case, self._claims, self._setup)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -276,13 +280,13 @@ class Search:
     def _locate(self, graph: DrawnGraph, verdict: Verdict) -> Failure:
         """Find a model and one batch with this verdict: a pattern, or else the whole. Raises NoScriptError."""
         try:
-            attempts = list(_list_attempts(*self._make_reference(graph)))
+            attempts = list(_list_attempts(self._bench, self._make_unit(graph)))
         except FaultFound as found:
             raise NoScriptError("the flow ends before the backend is asked") from found
         for model, batch, moves_only in attempts:
             try:
                 judged = self._try(
-                    lambda model=model, batch=batch, moves_only=moves_only: run_and_judge(  # type: ignore[misc]
+                    lambda model=model, batch=batch, moves_only=moves_only: judge_run(  # type: ignore[misc]
                         self._bench, self._name, model, [batch], moves_only=moves_only
                     )
                 )
@@ -293,18 +297,15 @@ class Search:
         raise NoScriptError("not reproducible when batches run one at a time")
 
 
-def _list_attempts(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[tuple[GraphModule, Batch, bool]]:
-    """Yield where a fault may show: each pattern on each batch, then the whole model; and whether it only moves."""
+def _list_attempts(bench: Bench, unit: ModelUnit) -> Iterator[tuple[GraphModule, Batch, bool]]:
+    """Yield where a fault may show: each pattern on each batch, then the whole model; and whether it only moves.
+
+    Raises FaultFound for what the flow refuses.
+    """
+    reference, batches = draw_reference(bench, unit)
     for subgraph in cut_subgraphs(reference, batches):
         yield from ((subgraph.model, batch, subgraph.moves_only) for batch in subgraph.batches)
     yield from ((reference, batch, False) for batch in batches)
-
-
-def _train(prepared: nn.Module, batches: Sequence[Batch]) -> None:
-    """Take a few steps towards smaller outputs, relative to their size, so that large values do not diverge."""
-    for batch in batches:
-        loss = torch.stack([output.square().mean() for output in tensors_of(prepared(*batch))]).sum()
-        descend(prepared, loss / (1 + loss.detach()), RATE)
 
 
 def make_chooser(coin: Any) -> Choose:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from backends.base import Capabilities, Representation
 from conformance.claims.claim import Claim
+from conformance.machine.fault import Fault
 from conformance.machine.messages import Begin
-from conformance.own_models.deployment import deploy
-from conformance.own_models.given import load_given
+from conformance.oracle.grids import place_on_grids
+from conformance.own_models.capturing import capture, spell_mapping
+from conformance.own_models.given import GivenModel, ModelSpecError, check_runs, fix_arguments, load_given
+from conformance.own_models.measuring import measure_model
 from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
-from conformance.whole_models.flow import ModelSetup, activation_dtypes_of
+from conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
+from conformance.whole_models.setups import ModelSetup, activation_dtypes_of
+from conformance.whole_models.units import ModelUnit
 from reports.schema import ModelResult
 from reports.selection import OWN
+from reports.verdicts import Verdict
+
+JUDGED_BATCHES = 2
+"""Number of batches, the example inputs first, on which the model and its patterns are judged."""
 
 
 def jobs(
@@ -45,6 +57,47 @@ def jobs(
 def _run(
     name: str, spec: str, claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench
 ) -> Iterator[Begin | ModelResult]:
-    seed = bench.seed_for("model/own", spec)
+    """Take a model to the backend; yield its row once it is judged, and again with what else is measured.
+
+    Each step, in which the user's code runs, is announced. What is wrong with the model itself leaves it UNEXERCISED.
+    """
+    seed, started = bench.seed_for("model/own", spec), time.perf_counter()
     torch.default_generator.manual_seed(seed)
-    yield from deploy(bench, name, claims, setup, partial(load_given, spec, seed))
+    judged: JudgedModel | None = None
+    try:
+        yield Begin(stage="load")
+        given = load_given(spec, seed)
+        check_runs(given)
+        yield Begin(stage="capture")
+        unit = _make_unit(bench, name, claims, setup, given)
+        for message in judge_model(bench, unit):
+            if isinstance(message, Begin):
+                yield message
+            else:
+                judged = message
+    except ModelSpecError as error:
+        fault = Fault(rule="", verdict=Verdict.UNEXERCISED, message=str(error))
+        judged = JudgedModel(check=make_failed_check(name, fault))
+    assert judged is not None
+    yield judged.make_row(time.perf_counter() - started)
+    if judged.quantized is not None:
+        yield Begin(stage="measure")
+        deployment = measure_model(bench, given, judged.quantized.reference, setup, judged.check)
+        yield replace(judged.make_row(time.perf_counter() - started), deployment=deployment)
+
+
+def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> ModelUnit:
+    """Capture the model as prepare takes it, with the mapping that it has itself. Raises ModelSpecError."""
+    model, mapping = given.model, given.qconfig_mapping
+    if setup.is_exported:
+        model = capture(given, bench.config)
+        mapping = None if mapping is None else spell_mapping(model, mapping)
+    else:
+        model = fix_arguments(copy.deepcopy(model), len(given.example_inputs))
+    others = [batch for batch in given.calibration if batch is not given.example_inputs]
+    judged = [given.example_inputs, *others][:JUDGED_BATCHES]
+    return ModelUnit(
+        id=name, model=model, claims=claims, setup=setup, mapping=mapping, is_bounded=False, takes_apart=True,
+        calibration=list(given.calibration) or [given.example_inputs],
+        draw=lambda reference: [place_on_grids(reference, batch) for batch in judged],
+    )  # fmt: skip

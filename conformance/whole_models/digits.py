@@ -10,7 +10,7 @@ import copy
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ from torch.fx import GraphModule
 
 from conformance.claims.claim import Claim
 from conformance.machine.fault import FaultFound
+from conformance.machine.messages import Begin
 from conformance.oracle.grids import output_step, place_on_grids
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
-from conformance.whole_models.flow import ModelSetup, descend, quantize_model
-from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
-from reports.numbers import Number
+from conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
+from conformance.whole_models.setups import ModelSetup
+from conformance.whole_models.training import descend
+from conformance.whole_models.units import ModelUnit
 from reports.schema import Check, Measurement, ModelResult, Where
 
 NEEDS = (nn.Conv2d, nn.Linear)
@@ -51,10 +53,9 @@ class DigitsNetwork(nn.Module):
         return self.classify(torch.flatten(self.average(self.relu(self.bn2(self.conv2(x)))), 1))
 
 
-def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[ModelResult | Measurement]:
+def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[Begin | ModelResult | Measurement]:
     """Train, quantize and judge the network; give its accuracy and its verdict."""
-    started, name = time.perf_counter(), f"model/digits/{setup}"
-    data = load()
+    started, name, data = time.perf_counter(), f"model/digits/{setup}", load()
     if data is None:
         yield Measurement(topic="accuracy", subject=name, values={"missing": MISSING})
         return
@@ -66,24 +67,37 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     network = DigitsNetwork().train()
     fit(network, seen, seen_labels, epochs=EPOCHS, rate=RATE)
     network.eval()
+    unit = ModelUnit(
+        id=name, model=copy.deepcopy(network), claims=claims, setup=setup,
+        calibration=[(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]],
+        train=lambda network, _: fit(network, seen, seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE),
+        draw=lambda reference: [place_on_grids(reference, (batch,)) for batch in torch.split(unseen, BATCH)],
+    )  # fmt: skip
     values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
-    calibration = [(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]]
-    train = partial(fit, images=seen, labels=seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE)
-    float_db = list[Number]()
-    try:
-        made = quantize_model(bench, copy.deepcopy(network), claims, setup, calibration, train)
-        reference, float_db = made.reference, made.float_db
-        (on_grid,) = place_on_grids(reference, (unseen,))
-        values["reference"] = measure_top1(reference, on_grid, unseen_labels)
-        check = verify_model(bench, name, reference, [(batch,) for batch in torch.split(on_grid, BATCH)])
-        lowered = lower(bench, reference, (on_grid,))
-        where = Where(input="all unseen images")
-        values["backend"] = measure_top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, unseen_labels)
-        values |= measure_undecided(reference, on_grid, check)
-    except FaultFound as found:
-        check = make_failed_check(name, found.fault)
-    yield Measurement(topic="accuracy", subject=name, values=values)
-    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
+    for message in judge_model(bench, unit):
+        if isinstance(message, Begin):
+            yield message
+            continue
+        judged = message
+        try:
+            for part in _measure_accuracy(bench, message, unseen, unseen_labels):
+                values |= part
+        except FaultFound as found:
+            judged = replace(message, check=make_failed_check(name, found.fault))
+        yield Measurement(topic="accuracy", subject=name, values=values)
+        yield judged.make_row(time.perf_counter() - started)
+
+
+def _measure_accuracy(bench: Bench, judged: JudgedModel, images: Tensor, labels: Tensor) -> Iterator[dict[str, float]]:
+    """Yield the accuracy of the reference model, of the lowered one, and what may differ. Raises FaultFound."""
+    if judged.quantized is None:
+        return
+    reference = judged.quantized.reference
+    (on_grid,) = place_on_grids(reference, (images,))
+    yield {"reference": measure_top1(reference, on_grid, labels)}
+    lowered, where = lower(bench, reference, (on_grid,)), Where(input="all unseen images")
+    yield {"backend": measure_top1(lambda batch: run_lowered(lowered, where, (batch,)), on_grid, labels)}
+    yield measure_undecided(reference, on_grid, judged.check)
 
 
 def load() -> tuple[Tensor, Tensor] | None:

@@ -1,55 +1,40 @@
 """Whole models through the flow and compared with the oracle (rules NUM-03, QAT-02, LOW-04).
 
-There is one job for each model (architectures.py) and each way to quantize it (flow.py); verify.py judges it.
+There is one job for each model (architectures.py) and each way to quantize it (setups.py); judging.py judges it.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import torch
+from torch import nn
+from torch.fx import GraphModule
 
 from backends.base import Capabilities
-from conformance.claims.claim import Claim, Flow, enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
-from conformance.machine.fault import FaultFound
+from conformance.claims.case import Case
+from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.inputs import Batch, draw_calibration_inputs, draw_static_inputs
+from conformance.machine.messages import Begin
 from conformance.oracle.grids import placeholder_grids
 from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, quantize_model
-from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
+from conformance.whole_models.judging import JudgedModel, judge_model
+from conformance.whole_models.setups import EXTENTS, ModelSetup, activation_dtypes_of, setups_of
+from conformance.whole_models.units import ModelUnit
 from refimpl import BackendConfig
 from refimpl.patterns import Leaf
-from reports.numbers import Number
 from reports.schema import Measurement, ModelResult
 
-RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[ModelResult | Measurement]]
+RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[Begin | ModelResult | Measurement]]
 """Takes a model through the flow in one way."""
 DIRECTED_INPUTS = 3
 """Directed inputs of a model: a random one, both ends in turn, close to the high end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
-    """What a profile runs: models of any size or small ones, flows, how many of the weight schemes."""
-
-    takes_all: bool
-    flows: tuple[Flow, ...]
-    schemes: int
-
-
-EXTENTS = {
-    "quick": Extent(takes_all=False, flows=("ptq",), schemes=1),
-    "full": Extent(takes_all=True, flows=("ptq", "qat"), schemes=1),
-    "stress": Extent(takes_all=True, flows=("ptq", "qat"), schemes=4),
-}
 
 
 def jobs(config: BackendConfig, capabilities: Capabilities, profile: str) -> tuple[Job, ...]:
@@ -83,26 +68,26 @@ def _static_leaves_of(claims: Iterable[Claim], dtype: torch.dtype) -> frozenset[
     return frozenset(leaf for claim in static for leaf in claim.ops)
 
 
-def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[ModelSetup]:
-    """List the ways to quantize a whole model, up to an extent."""
-    ways = itertools.product(extent.flows, activation_dtypes_of(claims), capabilities.weight_schemes[-extent.schemes :])
-    return [ModelSetup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
-
-
 def _run(
     architecture: Architecture, claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench
-) -> Iterator[ModelResult]:
+) -> Iterator[Begin | ModelResult]:
     """Take one model through the flow and judge it."""
-    started = time.perf_counter()
-    name = f"model/{architecture.name}/{setup}"
+    started, name = time.perf_counter(), f"model/{architecture.name}/{setup}"
     torch.default_generator.manual_seed(bench.seed_for(name))
-    case, float_db = architecture.case(), list[Number]()
-    try:
-        made = quantize_model(bench, case.build(), claims, setup, draw_calibration_inputs(case))
-        reference, float_db = made.reference, made.float_db
-        torch.default_generator.manual_seed(bench.seed_for(name, "inputs"))
-        drawn = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
-        check = verify_model(bench, name, reference, [batch for _, batch in drawn])
-    except FaultFound as found:
-        check = make_failed_check(name, found.fault)
-    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
+    case = architecture.case()
+    unit = unit_of(name, case.build(), case, claims, setup)
+    for message in judge_model(bench, unit):
+        yield message.make_row(time.perf_counter() - started) if isinstance(message, JudgedModel) else message
+
+
+def unit_of(name: str, model: nn.Module, case: Case, claims: Sequence[Claim], setup: ModelSetup) -> ModelUnit:
+    """Return the unit of a case's model, with calibration inputs from torch's generator."""
+    return ModelUnit(
+        id=name, model=model, calibration=draw_calibration_inputs(case), claims=claims, setup=setup,
+        draw=partial(_draw, case),
+    )  # fmt: skip
+
+
+def _draw(case: Case, reference: GraphModule) -> list[Batch]:
+    drawn = draw_static_inputs(case, placeholder_grids(reference), directed=DIRECTED_INPUTS, random=1)
+    return [batch for _, batch in drawn]

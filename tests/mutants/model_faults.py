@@ -20,7 +20,7 @@ from tests.mutants.flow_faults import patched
 
 Change = Callable[[Any], object]
 OWN = ("model/own/*/quint8/*",)
-PREPARE = "conformance.whole_models.flow.prepare_fx"
+PREPARE = "conformance.whole_models.units.prepare_fx"
 CONVERT = "conformance.stages.bench.convert_to_reference_decomposed_fx"
 
 

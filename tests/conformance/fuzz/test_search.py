@@ -37,8 +37,10 @@ from conformance.pipeline.job import Job
 from conformance.reproducers.script import Failure, script_of
 from conformance.reproducers.standalone import fails_standalone
 from conformance.stages.bench import Bench
-from conformance.whole_models.flow import ModelSetup, quantize_model
-from conformance.whole_models.verify import run_and_judge
+from conformance.whole_models.jobs import unit_of
+from conformance.whole_models.judging import judge_run
+from conformance.whole_models.setups import ModelSetup
+from conformance.whole_models.units import quantize_model
 from reports.codec import decode
 from reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
@@ -253,12 +255,12 @@ def test_a_kernel_of_qnnpack_that_is_missing_shows_in_a_script(tmp_path: Path) -
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = replace(PTQ, activation=torch.qint8)
-    reference = quantize_model(bench, build_model(case), claims, setup, draw_calibration_inputs(case)).reference
+    reference = quantize_model(bench, unit_of("wrong", build_model(case), case, claims, setup)).reference
     batches = [batch for _, batch in draw_static_inputs(case, placeholder_grids(reference), directed=3, random=0)]
     failures = [
         Failure(model=reference, batch=batch, check=check)
         for batch in batches
-        if (check := run_and_judge(bench, "wrong", reference, [batch])).verdict == "REFUTED"
+        if (check := judge_run(bench, "wrong", reference, [batch])).verdict == "REFUTED"
     ]
     script = script_of(failures[0], bench, name="finding 1", message=failures[0].check.message)
     assert fails_standalone(script, "qnnpack")

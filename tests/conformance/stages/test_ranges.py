@@ -12,12 +12,13 @@ from torch import nn
 import refimpl
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs
 from conformance.machine.fault import FaultFound
 from conformance.stages.bench import Bench
 from conformance.stages.ranges import check_ranges
 from conformance.whole_models.architectures import ARCHITECTURES
-from conformance.whole_models.flow import ModelSetup, quantize_model
+from conformance.whole_models.jobs import unit_of
+from conformance.whole_models.setups import ModelSetup
+from conformance.whole_models.units import quantize_model
 from refimpl import (
     MinMaxObserver,
     QConfig,
@@ -95,9 +96,9 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     claims = enumerate_claims(bench.config, bench.capabilities)
     case = next(each for each in ARCHITECTURES if each.is_small).case()
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
-    batches = draw_calibration_inputs(case)
-    reference = quantize_model(bench, case.build(), claims, setup, batches).reference
-    assert list(check_ranges(reference, batches)) == []
+    unit = unit_of("a model", case.build(), case, claims, setup)
+    reference = quantize_model(bench, unit).reference
+    assert list(check_ranges(reference, unit.calibration)) == []
     honest = bench.convert
 
     def halved(model: Any) -> Any:
@@ -107,5 +108,5 @@ def test_whole_models_are_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "convert", halved)
     with pytest.raises(FaultFound, match=r"is quantized to .* in calibration") as caught:
-        quantize_model(bench, case.build(), claims, setup, batches)
+        quantize_model(bench, unit)
     assert (caught.value.fault.rule, caught.value.fault.verdict) == ("CVT-01", Verdict.REFUTED)

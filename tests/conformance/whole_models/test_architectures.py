@@ -14,12 +14,13 @@ from torch.fx import GraphModule, Interpreter, Node
 from backends.native_tables import NativeName, native_config
 from backends.qnnpack import QnnpackBackend
 from conformance.claims.claim import Flow, enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs
 from conformance.stages.bench import Bench
 from conformance.stages.meaning import tensors_of
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.flow import ModelSetup, activation_dtypes_of, make_mapping, quantize_model
+from conformance.whole_models.jobs import unit_of
+from conformance.whole_models.setups import ModelSetup, activation_dtypes_of, make_mapping
 from conformance.whole_models.subgraphs import cut_subgraphs
+from conformance.whole_models.units import quantize_model
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 
@@ -45,13 +46,12 @@ def converted(name: str, flow: Flow) -> tuple[Any, GraphModule, tuple[Tensor, ..
     """The float model, its reference model, and an input."""
     case = BY_NAME[name].case()
     torch.manual_seed(0)
-    model, batches = case.build(), draw_calibration_inputs(case)
+    model = case.build()
     claims = enumerate_claims(bench().config, bench().capabilities)
     setup = ModelSetup(flow=flow, activation=torch.quint8, scheme="per_channel_symmetric")
-    reference = quantize_model(
-        bench(), model, claims, setup, batches
-    ).reference  # QAT trains the float model's own parameters
-    return model.eval(), reference, batches[0]
+    unit = unit_of(name, model, case, claims, setup)
+    reference = quantize_model(bench(), unit).reference  # QAT trains the float model's own parameters
+    return model.eval(), reference, unit.calibration[0]
 
 
 @pytest.mark.slow

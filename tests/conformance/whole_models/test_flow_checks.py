@@ -15,14 +15,15 @@ from torch.fx import GraphModule
 from backends.discovery import find_backend
 from backends.torch_engine import engine
 from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs
 from conformance.machine.fault import Fault, FaultFound
 from conformance.stages.bench import Bench
 from conformance.stages.unrounded import without_observers, without_roundings
-from conformance.whole_models import flow
+from conformance.whole_models import units
 from conformance.whole_models.architectures import ARCHITECTURES, settle
-from conformance.whole_models.flow import ModelSetup, quantize_model
 from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
+from conformance.whole_models.jobs import unit_of
+from conformance.whole_models.setups import ModelSetup
+from conformance.whole_models.units import ModelUnit, quantize_model
 from refimpl import (
     ConvertCustomConfig,
     MinMaxObserver,
@@ -333,7 +334,7 @@ def quantized(monkeypatch: pytest.MonkeyPatch, name: str = "", change: Callable[
     """A network of the suite through the flow, of which one step is changed."""
     bench = Bench(find_backend("reference"), seed=0, profile="quick")
     if change is not None:
-        owner = bench if name == "convert" else flow
+        owner = bench if name == "convert" else units
         honest = getattr(owner, name)
 
         def step(*arguments: Any, **keywords: Any) -> Any:
@@ -346,7 +347,7 @@ def quantized(monkeypatch: pytest.MonkeyPatch, name: str = "", change: Callable[
     torch.manual_seed(0)
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_channel_symmetric")
     claims = enumerate_claims(bench.config, bench.capabilities)
-    return quantize_model(bench, case.build(), claims, setup, draw_calibration_inputs(case))
+    return quantize_model(bench, unit_of("a model", case.build(), case, claims, setup))
 
 
 def enlarge(model: Any) -> None:
@@ -387,6 +388,10 @@ def test_few_bits_are_a_small_ratio_and_no_fault() -> None:
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
     torch.manual_seed(1)
-    made = quantize_model(bench, convolutions(), claims, setup, [(IMAGES,)], mapping=every(QConfig(two, weight)))
+    unit = ModelUnit(
+        id="a model", model=convolutions(), claims=claims, setup=setup, calibration=[(IMAGES,)],
+        mapping=every(QConfig(two, weight)), draw=lambda _: [(IMAGES,)],
+    )  # fmt: skip
+    made = quantize_model(bench, unit)
     [ratio] = made.float_db
     assert isinstance(ratio, float) and ratio < 12

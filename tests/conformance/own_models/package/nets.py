@@ -204,9 +204,9 @@ def attending() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def _change_flow(name: str, change: Callable[[Any], object]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Change what a step of the flow makes, in the judge's process, which imports this. Returns a model."""
     from conformance.stages import bench
-    from conformance.whole_models import flow
+    from conformance.whole_models import units
 
-    owner: Any = {"prepare_fx": flow, "convert": bench.Bench}[name]
+    owner: Any = {"prepare_fx": units, "convert": bench.Bench}[name]
     honest = getattr(owner, name)
 
     def step(*arguments: Any, **keywords: Any) -> Any:

@@ -1,23 +1,26 @@
-"""Verifying a whole reference model: run through a backend and compared with the oracle, whole and by patterns.
+"""Judging a whole model: taken through the flow, run through a backend, compared with the oracle, whole and by pattern.
 
-The oracle carries its bound from op to op: where an upstream rounding may fall either way, the bound downstream is
-whole steps wide. So a model is compared end to end first; where that fails, or where the bound hides a step, each
-quantized pattern is cut out, run on its reference inputs and compared separately. (NUM-03, LOW-04)
+These are the stages of a claim but for those that need one. The oracle carries its bound from op to op: where an
+upstream rounding may fall either way, the bound downstream is whole steps wide. So a model is compared end to end
+first; where that fails, or where the bound hides a step, each quantized pattern is cut out, run on its reference inputs
+and compared separately. (NUM-03, LOW-04, QAT-01, QAT-02)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
+from conformance.machine.messages import Begin
 from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
@@ -26,17 +29,74 @@ from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
 from conformance.stages.float_ops import explain_float, list_quantized, read_name
 from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
-from conformance.stages.numerics import judge_comparisons
+from conformance.stages.numerics import add_numbers
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.state import LoweredModel, make_check
 from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
 from refimpl import explain
-from reports.numbers import Number
 from reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
 from reports.verdicts import PASSING, Verdict
 
 BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedModel:
+    """The check of a model, and what there is of it."""
+
+    check: Check
+    quantized: QuantizedModel | None = None
+    """None: the flow ended before."""
+
+    def make_row(self, seconds: float, *, script: str = "") -> ModelResult:
+        """Return the row of the results file; ``seconds``: what all of it took."""
+        check, shown = self.check, dict[str, Any](self.check.evidence)
+        execution, sureness = shown.pop("execution", ""), shown.pop("sureness", "")
+        return ModelResult(
+            model=check.claim,
+            verdict=check.verdict,
+            rule=check.rule,
+            reason=check.message,
+            max_lsb=check.max_lsb,
+            cases=check.cases,
+            seconds=round(seconds, 6),
+            execution=execution,
+            sureness=sureness,
+            evidence=evidence(shown),
+            statistics=check.statistics,
+            script=script,
+            float_db=[] if self.quantized is None else self.quantized.float_db,
+        )
+
+
+def judge_model(bench: Bench, unit: ModelUnit) -> Iterator[Begin | JudgedModel]:
+    """Take a model through the flow, judge it, and yield the result last; a Begin announces each piece of work."""
+    quantized = None
+    try:
+        yield Begin(stage="quantize")
+        quantized = quantize_model(bench, unit)
+        yield Begin(stage="judge")
+        batches = _draw(bench, unit, quantized.reference)
+        check = verify_model(bench, unit.id, quantized.reference, batches, takes_apart=unit.takes_apart)
+    except FaultFound as found:
+        check = make_failed_check(unit.id, found.fault)
+    yield JudgedModel(check=check, quantized=quantized)
+
+
+def draw_reference(bench: Bench, unit: ModelUnit) -> tuple[GraphModule, Sequence[Batch]]:
+    """Return the reference model of a unit, and the inputs on which it is judged. Raises FaultFound."""
+    reference = quantize_model(bench, unit).reference
+    return reference, _draw(bench, unit, reference)
+
+
+def _draw(bench: Bench, unit: ModelUnit, reference: GraphModule) -> Sequence[Batch]:
+    torch.default_generator.manual_seed(bench.seed_for(unit.id, "inputs"))
+    return unit.draw(reference)
+
+
+# -- the numbers ------------------------------------------------------------------------------------------------------
 
 
 @guard("models")
@@ -49,7 +109,8 @@ def verify_model(
     ``takes_apart``: always pattern by pattern as well, and the statistics have each.
     """
     if not any(decision.is_quantized for decision in explain(reference).plan.decisions):
-        return _make_check(name, Verdict.UNEXERCISED, "NUM-03", "the config quantizes nothing of this model")
+        text = "the config quantizes nothing of this model"
+        return make_failed_check(name, Fault(rule="NUM-03", verdict=Verdict.UNEXERCISED, message=text))
     check = _demand_evidence(_verify_numbers(bench, name, reference, batches, takes_apart))
     if check.verdict in (*PASSING, Verdict.UNSHOWN):
         for fault in find_leftover(bench):
@@ -74,12 +135,12 @@ def _verify_numbers(
     bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], takes_apart: bool
 ) -> Check:
     """Compare a model end to end and, where that decides nothing or is not all that is asked, pattern by pattern."""
-    whole = run_and_judge(bench, name, reference, batches)
+    whole = judge_run(bench, name, reference, batches)
     is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not (is_blind or takes_apart or bench.tries_all):
         return whole
     separate = [
-        (part, run_and_judge(bench, name, part.model, part.batches, moves_only=part.moves_only))
+        (part, judge_run(bench, name, part.model, part.batches, moves_only=part.moves_only))
         for part in cut_subgraphs(reference, batches)
     ]
     layers = [_make_layer(part, check) for part, check in separate]
@@ -92,30 +153,32 @@ def _make_layer(part: Subgraph, check: Check) -> Layer:
     return Layer(node=part.node, pattern=part.pattern, verdict=check.verdict, sqnr_db=ratio)
 
 
-def run_and_judge(
+def judge_run(
     bench: Bench, name: str, model: GraphModule, batches: Sequence[Batch], *, moves_only: bool = False
 ) -> Check:
     """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed.
 
     The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``, ``sureness`` why.
     """
+    faults, comparisons = list[Fault](), list[Comparison]()
     try:
         lowered = lower(bench, model, batches[0])
         floating = _find_float_ops(bench, lowered, model)
-        comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
+        for comparison in _compare_batches(bench, model, lowered, batches, moves_only):
+            comparisons.append(comparison)
+            faults += [comparison.fault] if comparison.fault is not None else []
     except FaultFound as found:
         return make_failed_check(name, found.fault)
     except NoOracleError as error:
-        check = _make_check(name, Verdict.UNEXERCISED, "NUM-03", f"no oracle: {error}")
-    else:
-        check = judge_comparisons(name, comparisons)
+        comparisons.clear()
+        faults = [Fault(rule="NUM-03", verdict=Verdict.UNEXERCISED, message=f"no oracle: {error}")]
     told = {"execution": "none", "sureness": floating} if isinstance(floating, str) else {"execution": "reported"}
-    check = replace(check, evidence=evidence({**check.evidence, **told}))
-    if not floating or isinstance(floating, str) or check.verdict is Verdict.REFUTED:
-        return check
-    floating = [explain_float(model, each) for each in floating]
-    text, shown = f"runs in float: {'; '.join(floating)}", evidence({**check.evidence, "float_ops": floating})
-    return replace(check, rule="LOW-04", outcome="fail", verdict=Verdict.FALLBACK, message=text, evidence=shown)
+    if floating and not isinstance(floating, str):
+        floating = [explain_float(model, each) for each in floating]
+        text = f"runs in float: {'; '.join(floating)}"
+        faults.append(Fault(rule="LOW-04", verdict=Verdict.FALLBACK, message=text, evidence={"float_ops": floating}))
+    check = add_numbers(make_check(name, "numerics", faults, cases=len(comparisons) or None), comparisons)
+    return replace(check, evidence=evidence({**check.evidence, **told}))
 
 
 def _compare_batches(
@@ -207,32 +270,3 @@ def _outcome_of(verdict: Verdict) -> Literal["pass", "fail", "skip"]:
 def make_failed_check(name: str, fault: Fault) -> Check:
     """Return the check of a model that ended before its numbers were compared."""
     return replace(make_check(name, "numerics", [fault]), failing=0)
-
-
-def make_model_result(
-    check: Check, seconds: float, *, script: str = "", float_db: Sequence[Number] = ()
-) -> ModelResult:
-    """Return the results-file row of a model, by its check; ``float_db``: as the row has it."""
-    shown: dict[str, Any] = {**check.evidence}
-    execution, sureness = shown.pop("execution", ""), shown.pop("sureness", "")
-    return ModelResult(
-        model=check.claim,
-        verdict=check.verdict,
-        rule=check.rule,
-        reason=check.message,
-        max_lsb=check.max_lsb,
-        cases=check.cases,
-        seconds=round(seconds, 6),
-        execution=execution,
-        sureness=sureness,
-        evidence=evidence(shown),
-        statistics=check.statistics,
-        script=script,
-        float_db=list(float_db),
-    )
-
-
-def _make_check(name: str, verdict: Verdict, rule: str, message: str) -> Check:
-    return Check(
-        claim=name, stage="numerics", rule=rule, outcome=_outcome_of(verdict), verdict=verdict, message=message
-    )  # fmt: skip

@@ -1,11 +1,11 @@
-"""A model that was handed in, on the backend: judged as the suite's own models are, and measured against float."""
+"""What is measured of a model that was handed in, beside the verdict: errors by pattern, work, metrics and times."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -15,86 +15,26 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
-from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.messages import Begin
-from conformance.oracle.grids import place_on_grids
-from conformance.own_models.capturing import capture, spell_mapping
-from conformance.own_models.given import Evaluate, GivenModel, ModelSpecError, check_runs, fix_arguments
+from conformance.machine.fault import FaultFound
+from conformance.own_models.given import Evaluate, GivenModel
 from conformance.own_models.multiplications import count_multiplications
 from conformance.stages.bench import Bench
 from conformance.stages.lower import lower, run_lowered
 from conformance.stages.state import LoweredModel
-from conformance.whole_models.flow import ModelSetup, quantize_model
-from conformance.whole_models.verify import make_failed_check, make_model_result, verify_model
-from refimpl import QConfigMapping, explain
+from conformance.whole_models.setups import ModelSetup
+from refimpl import explain
 from refimpl.explain import dtypes_of
 from reports.measured import Deployment, Metric, ModelPart
 from reports.numbers import Number
-from reports.schema import Check, ModelResult
-from reports.verdicts import Verdict
+from reports.schema import Check
 
-JUDGED_BATCHES = 2
-"""Number of batches, the example inputs first, on which the model and its patterns are judged."""
 _REPEATS = 5
 
 
-def deploy(
-    bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, load: Callable[[], GivenModel]
-) -> Iterator[Begin | ModelResult]:
-    """Take a model to the backend; yield its row once it is judged, and again with what else is measured.
-
-    Each step, in which the user's code runs, is announced. What is wrong with the model itself leaves it UNEXERCISED.
-    ``setup``: how it is quantized if it has no QConfigMapping of its own.
-    """
-    started = time.perf_counter()
-    judged: tuple[GivenModel, GraphModule] | None = None
-    float_db = list[Number]()
-    try:
-        yield Begin(stage="load")
-        given = load()
-        check_runs(given)
-        yield Begin(stage="capture")
-        model, mapping = _capture(bench, setup, given)
-        yield Begin(stage="quantize")
-        batches = list(given.calibration) or [given.example_inputs]
-        made = quantize_model(bench, model, claims, setup, batches, mapping=mapping, is_bounded=False)
-        reference, float_db = made.reference, made.float_db
-        yield Begin(stage="judge")
-        inputs = [place_on_grids(reference, batch) for batch in _list_batches(given)[:JUDGED_BATCHES]]
-        check = verify_model(bench, name, reference, inputs, takes_apart=True)
-        judged = given, reference
-    except FaultFound as found:
-        check = make_failed_check(name, found.fault)
-    except ModelSpecError as error:
-        check = make_failed_check(name, Fault(rule="", verdict=Verdict.UNEXERCISED, message=str(error)))
-    yield make_model_result(check, time.perf_counter() - started, float_db=float_db)
-    if judged is not None:
-        yield Begin(stage="measure")
-        deployment = _measure(bench, *judged, setup, check)
-        row = make_model_result(check, time.perf_counter() - started, float_db=float_db)
-        yield replace(row, deployment=deployment)
-
-
-def _list_batches(given: GivenModel) -> list[Batch]:
-    """Return the example inputs, then the calibration batches that are others."""
-    return [given.example_inputs, *(batch for batch in given.calibration if batch is not given.example_inputs)]
-
-
-def _capture(bench: Bench, setup: ModelSetup, given: GivenModel) -> tuple[nn.Module, QConfigMapping | None]:
-    """Return the model as prepare takes it, with the mapping that it has itself. Raises ModelSpecError."""
-    mapping = given.qconfig_mapping
-    if not setup.is_exported:
-        return fix_arguments(copy.deepcopy(given.model), len(given.example_inputs)), mapping
-    captured = capture(given, bench.config)
-    return captured, None if mapping is None else spell_mapping(captured, mapping)
-
-
-# -- measuring --------------------------------------------------------------------------------------------------------
-
-
-def _measure(bench: Bench, given: GivenModel, reference: GraphModule, setup: ModelSetup, check: Check) -> Deployment:
+def measure_model(
+    bench: Bench, given: GivenModel, reference: GraphModule, setup: ModelSetup, check: Check
+) -> Deployment:
     """Measure what is not judged: the error of each pattern, multiply-accumulates, metrics and times."""
     batches = [tuple(value.clone() for value in batch) for batch in given.calibration or [given.example_inputs]]
     quality = explain(reference, batches)
