@@ -186,7 +186,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
-        node.workerinput[DESCRIPTION] = self._run.text
+        self._run.openers.close()  # the work is done elsewhere
+        node.workerinput[DESCRIPTION] = self._run.setup.text
         node.workerinput[GIVEN_OUTLINE] = json.dumps(self._run.outline.to_data())
         node.workerinput[DONE] = sorted(self._run.done)
 

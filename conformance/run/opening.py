@@ -105,7 +105,7 @@ class Opened:
             header=self.make_header(), units=self.outlined,
             known=tuple(self.known), claims=tuple(claim.id for claim in self.claims), stages=stages_of(self.backend),
             sources=executor_of(self.backend).sources, left_out=tuple(list_left_out()),
-            waiver_file=None if self.waiver_file is None else str(self.waiver_file),
+            waiver_file=None if self.waiver_file is None else str(self.waiver_file), waivers=self.waiver_bytes.decode(),
         )  # fmt: skip
 
     def _outline(self, unit: Claim | Job) -> Unit:

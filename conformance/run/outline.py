@@ -53,6 +53,8 @@ class Outline:
     left_out: tuple[str, ...]
     """What this torch lacks, and is not tried."""
     waiver_file: str | None
+    waivers: str = ""
+    """What stands in that file."""
     foreign_code: tuple[str, ...] = ()
     """What else the judge's process holds (`conformance.machine.foreign`)."""
 
@@ -69,4 +71,5 @@ class Outline:
         several = {name: tuple(data[name]) for name in ("known", "claims", "stages", "left_out", "foreign_code")}
         sources = None if data["sources"] is None else tuple(data["sources"])
         units = tuple(Unit(**unit) for unit in data["units"])
-        return cls(header=header, units=units, sources=sources, waiver_file=data["waiver_file"], **several)
+        file, text = data["waiver_file"], data["waivers"]
+        return cls(header=header, units=units, sources=sources, waiver_file=file, waivers=text, **several)
