@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.child import Child, ChildLost, StartError
+from conformance.machine.child import Child, ChildLost, StartError, join_server, start_server
 from conformance.machine.frames import Frame
 from conformance.machine.release import PACKAGES
 from conformance.remote.sources import SourcesError, digest_sources
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from conformance.remote.client import RemoteBackend
 
 DESCRIPTION, GIVEN_OUTLINE, DONE = "conformance_backend", "conformance_outline", "conformance_done"
-"""Keys in what a worker gets from the controlling process: what the backend says of itself, the run's outline, and the
-IDs that an earlier run has judged."""
+SERVER = "conformance_server"
+"""Keys in what a worker gets from the controlling process: what the backend says of itself, the run's outline, the IDs
+that an earlier run has judged, and where it finds the server of processes."""
 _RUN = pytest.StashKey["Run"]()
 _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 
@@ -105,10 +106,12 @@ def preflight(config: pytest.Config) -> Run | int | None:
             options = adopt_bundle(options)
     given: Mapping[str, Any] | None = getattr(config, "workerinput", None)
     if given is not None:
+        join_server(given[SERVER])
         setup, elsewhere = _describe(options, Openers(), given[DESCRIPTION])
         run = Run.of(setup, Outline.of(json.loads(given[GIVEN_OUTLINE])), elsewhere=elsewhere)
         _leave_timeouts(config)
         return limit_run(config, run, given[DONE])
+    start_server()
     openers = Openers()
     config.add_cleanup(openers.close)
     setup, elsewhere = _describe(options, openers)
