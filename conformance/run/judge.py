@@ -68,8 +68,9 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
             return judge(request)
         try:
             run, _ = open_once()
+            outline = run.make_outline(counts_cases=bool(request.head.get("counts_cases")))
             foreign = tuple(list_foreign_code(list(sys.modules), vendors=run.vendor_places))
-            return Frame(head={"outline": replace(run.make_outline(), foreign_code=foreign).to_data()})
+            return Frame(head={"outline": replace(outline, foreign_code=foreign).to_data()})
         except pytest.UsageError as error:
             return Frame(head={"refused": str(error)})
 

@@ -28,6 +28,8 @@ class Unit:
     dtypes: str = ""
     flow: Literal["ptq", "qat"] = "ptq"
     scheme: str = ""
+    cases: int = 0
+    """How many cases a claim has, if that was asked for: the longest have the most."""
     topic: str = ""
     subject: str = ""
 

@@ -80,8 +80,13 @@ class Run:
         return None if self.outline.waiver_file is None else Path(self.outline.waiver_file)
 
     def make_params(self, *kinds: str) -> list[Any]:
-        """Return pytest's parameters: the selected units of these kinds that are not done, in order."""
-        units = (unit for unit in self.outline.units if unit.kind in kinds and unit.id not in self.done)
+        """Return pytest's parameters: the selected units of these kinds that are not done.
+
+        They come in order, but those of which it was counted with the most cases first: no long one is left to the end,
+        when other workers have nothing to do.
+        """
+        units = [unit for unit in self.outline.units if unit.kind in kinds and unit.id not in self.done]
+        units.sort(key=lambda unit: -unit.cases)
         return [pytest.param(unit, id=param_id(unit.id)) for unit in units]
 
     def make_header(self, claims: int | None = None) -> Header:
@@ -125,7 +130,9 @@ def preflight(config: pytest.Config) -> Run | int | None:
     if said.get("unavailable") is not None:
         print(join_lines(f"backend {said.get('name')} skipped: {said['unavailable']}"))
         return pytest.ExitCode.NO_TESTS_COLLECTED
-    run = Run.of(setup, _ask_outline(setup, openers), elsewhere=elsewhere, openers=openers)
+    has_workers = bool(getattr(config.option, "numprocesses", None) or getattr(config.option, "tx", None))
+    outline = _ask_outline(setup, openers, counts_cases=has_workers)
+    run = Run.of(setup, outline, elsewhere=elsewhere, openers=openers)
     if options.list_claims:
         for unit in run.outline.units:
             if unit.kind == "claim" or options.claims:
@@ -167,13 +174,15 @@ def _describe(options: Options, openers: Openers, text: str | None = None) -> tu
     return Setup(options=options, text=text), None
 
 
-def _ask_outline(setup: Setup, openers: Openers) -> Outline:
+def _ask_outline(setup: Setup, openers: Openers, *, counts_cases: bool = False) -> Outline:
     """Have a judge open the run. Raises UsageError with what it refuses, or says of its end."""
     try:
         with raise_usage_error_for(StartError):
             judge = openers.judge = Child(make_judge_recipe(setup))
         judge.begin()
-        answer = judge.ask(Frame(head={"do": OUTLINE}), limit=setup.options.claim_timeout).head
+        answer = judge.ask(
+            Frame(head={"do": OUTLINE, "counts_cases": counts_cases}), limit=setup.options.claim_timeout
+        ).head
     except ChildLost as lost:
         said = f"; it printed:\n{lost.text.strip()}" if lost.text.strip() else ""
         raise pytest.UsageError(f"the judge's process, which opens the run, {lost}{said}") from lost

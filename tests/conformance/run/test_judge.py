@@ -213,7 +213,11 @@ def test_a_judge_opens_its_run_once_and_says_what_each_work_has_counted_however_
     def open_here(setup: Setup, ask: Ask) -> Any:
         opened.append(setup)
         return SimpleNamespace(
-            backend=backend, make_bench=lambda: None, units=units, vendor_places=["npu"], make_outline=Outlined
+            backend=backend,
+            make_bench=lambda: None,
+            units=units,
+            vendor_places=["npu"],
+            make_outline=lambda counts_cases: Outlined(),
         )
 
     monkeypatch.setattr(judge, "_open", open_here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from backends.base import Backend, Capabilities, Representation
 from conformance.machine.child import Ending, start_server
 from conformance.run.judging import open_workplaces
 from conformance.run.opening import open_run
-from conformance.run.session import open_session, param_id, run_of
+from conformance.run.session import Run, open_session, param_id, run_of
+from conformance.run.setup import Setup
+from conformance.stages.config import plan_claim
 from tests.conformance.support.endings import is_gone
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
@@ -98,6 +101,22 @@ def test_a_limit_without_effect_is_a_usage_error(tmp_path: Path) -> None:
 
     with pytest.raises(pytest.UsageError, match=r"backend .*: Capabilities\.limits.*'in_feature'.*'in_features'"):
         open_run(options(tmp_path), Mistaken())
+
+
+def test_of_claims_whose_cases_are_counted_those_with_the_most_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = options(tmp_path, profile="quick")
+    opened = open_run(chosen, fakes.Good())
+    assert {unit.cases for unit in opened.make_outline().units} == {0}
+    outline = opened.make_outline(counts_cases=True)
+    claims = [unit for unit in outline.units if unit.kind == "claim"]
+    assert [unit.cases for unit in claims] == [len(plan_claim(opened.make_bench(), each)) for each in opened.claims]
+    few, many = (replace(unit, cases=number) for unit, number in zip(claims[:2], (3, 7), strict=True))
+    run = Run.of(Setup(options=chosen, text=""), replace(outline, units=(few, many)))
+    assert [param.values for param in run.make_params("claim")] == [(many,), (few,)]
+    monkeypatch.setattr("conformance.run.opening.plan_claim", lambda bench, claim: 1 // 0)
+    assert {unit.cases for unit in opened.make_outline(counts_cases=True).units} == {0}, "its own check says why"
 
 
 @pytest.mark.slow
