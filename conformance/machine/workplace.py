@@ -25,7 +25,7 @@ from reports.verdicts import Verdict
 
 Serve: TypeAlias = Callable[[Frame], Iterable[Message]]
 """Does what a request says: yields messages."""
-GRACE = 10.0
+GRACE = 5.0
 """Seconds after the limit in which the judge itself says that the worker has passed it."""
 BEGINS, LOST, _WITHIN = "begins", "lost", "within"
 """Keys: whether a request to the worker begins work; how it ended, in the place of its answer; the seconds it has."""
