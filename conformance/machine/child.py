@@ -295,16 +295,19 @@ def name_server() -> str:
     return "" if has_key or not server._forkserver_address else str(server._forkserver_address)
 
 
-def join_server(address: str) -> None:
-    """Have children made by another process's server, as long as it makes them; "": by a server of this process's."""
+def join_server(address: str, modules: Sequence[str] = PRELOADED) -> None:
+    """Have children made by another process's server, as long as it makes them; "": by a server of this process's.
+
+    ``modules``: what this process's would import, if there is to be one.
+    """
     server: Any = forkserver._forkserver
     if address and os.path.exists(address):
         server._forkserver_address = address
         server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the server lives as long as who has started it
         server.ensure_running = lambda: None
-        forkserver.set_forkserver_preload(list(PRELOADED))
+        forkserver.set_forkserver_preload(list(modules))
     else:
-        start_server()
+        start_server(modules)
 
 
 def _start_process(context: Any, given: tuple[Any, ...]) -> multiprocessing.process.BaseProcess:
