@@ -13,9 +13,9 @@ from conformance.machine.bytecode import compile_sources
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the suite's hooks, which add its options; they, and what they import, come from their sources."""
     compile_sources()
-    from conformance.machine.child import start_server
+    from conformance.machine.child import start_server_early
 
-    start_server()
+    start_server_early()
     from conformance.run.hooks import register_hooks
 
     register_hooks(pluginmanager)

@@ -43,9 +43,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         from conformance.machine.bytecode import compile_sources
 
         compile_sources()
-        from conformance.machine.child import start_server
+        from conformance.machine.child import start_server_early
 
-        start_server()
+        start_server_early()
         from conformance.run.hooks import register_hooks  # imports torch
 
         register_hooks(manager)

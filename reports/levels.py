@@ -22,10 +22,10 @@ FLAGS: Mapping[str, frozenset[str]] = {
 def may_run_at(level: str, flags: list[str], platform: str) -> bool:
     """Tell whether a machine may have run at a level (as `Header.isa` has it), by its CPU's flags and its platform.
 
-    Without a level on a machine of another kind, or elsewhere, that is "" or the machine's name; "custom" is one that
-    its user has set; of ``avx2_on_avx512_vnni`` the CPU has both.
+    Elsewhere that is ""; on a machine of another kind its name, perhaps with a level of its own (``aarch64_sve256``);
+    "custom" is one that its user has set; of ``avx2_on_avx512_vnni`` the CPU has both.
     """
-    if level in ("", "custom") or level in platform.split("-"):
+    if level in ("", "custom") or any(f"{level}_".startswith(f"{name}_") for name in platform.split("-") if name):
         return True
     limited, _, own = level.partition("_on_")
     return limited in FLAGS and FLAGS[limited] | ({own} if own else set()) <= set(flags)

@@ -161,10 +161,9 @@ class Child:
         self._channel, theirs = socket.socketpair()
         context: Any = multiprocessing.get_context("fork" if recipe.shares_memory else "forkserver")
         given = (theirs, _File(self._output.fileno()), dict(os.environ), recipe)
-        self._process: multiprocessing.process.BaseProcess = context.Process(target=_live, args=given, daemon=True)
         try:
             with _hide_main():
-                self._process.start()
+                self._process = _start_process(context, given)
         except (OSError, EOFError) as error:
             raise StartError(f"no process could be made: {error}") from error
         finally:
@@ -280,7 +279,50 @@ def start_server(modules: Sequence[str] = PRELOADED) -> None:
     """
     if HAS_CHILDREN:
         forkserver.set_forkserver_preload(list(modules))
-        forkserver.ensure_running()
+        forkserver._forkserver.ensure_running()
+
+
+def start_server_early() -> None:
+    """Start the server before it is needed, but not in a worker of xdist's, which is told of one later."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        start_server()
+
+
+def name_server() -> str:
+    """Return where other processes of this machine reach the server, for `join_server`; "": they cannot."""
+    server: Any = forkserver._forkserver
+    has_key = hasattr(server, "_forkserver_authkey")  # later releases of Python ask for one
+    return "" if has_key or not server._forkserver_address else str(server._forkserver_address)
+
+
+def join_server(address: str, modules: Sequence[str] = PRELOADED) -> None:
+    """Have children made by another process's server, as long as it makes them; "": by a server of this process's.
+
+    ``modules``: what this process's would import, if there is to be one.
+    """
+    server: Any = forkserver._forkserver
+    if address and os.path.exists(address):
+        server._forkserver_address = address
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the server lives as long as who has started it
+        server.ensure_running = lambda: None
+        forkserver.set_forkserver_preload(list(modules))
+    else:
+        start_server(modules)
+
+
+def _start_process(context: Any, given: tuple[Any, ...]) -> multiprocessing.process.BaseProcess:
+    """Start a child; where the server that was joined makes none any more, by one of this process's."""
+    try:
+        process: multiprocessing.process.BaseProcess = context.Process(target=_live, args=given, daemon=True)
+        process.start()
+    except (OSError, EOFError):
+        server: Any = forkserver._forkserver
+        if vars(server).pop("ensure_running", None) is None:
+            raise
+        server._forkserver_address = None
+        process = context.Process(target=_live, args=given, daemon=True)
+        process.start()
+    return process
 
 
 @contextlib.contextmanager

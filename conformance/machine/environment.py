@@ -13,6 +13,8 @@ from reports.numbers import Scalar
 
 DETECTION = Path(__file__).resolve().parents[1] / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")
+X86 = frozenset({"x86_64", "amd64", "i686", "i386"})
+"""What `platform.machine` calls x86, in small letters."""
 # The instruction sets by which quantized kernels are chosen, on x86 and on Arm.
 _RELEVANT = re.compile(
     r"ssse3|sse4_[12]|f16c|fma|avx\w*|amx\w*|\w*vnni\w*|asimd\w*|neon|sve\w*|sme2?|i8mm|bf16|\w*dotprod"
@@ -52,5 +54,6 @@ def read_cpu(cpuinfo: Path) -> tuple[str, list[str]]:
         text = ""
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     model = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
-    words = (fields.get("flags") or fields.get("Features") or "").split()
+    key = "flags" if platform.machine().lower() in X86 else "Features"  # an emulator may show its host's
+    words = fields.get(key, "").split()
     return model, sorted({word for word in words if _RELEVANT.fullmatch(word)})

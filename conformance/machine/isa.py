@@ -1,4 +1,4 @@
-"""Levels of x86 instruction sets: which kernels the native engines run, and how a run is limited to a lower level.
+"""Levels of instruction sets: which kernels the native engines run, and how a run is limited to a lower level.
 
 Quantized kernels are chosen by CPU: without VNNI, fbgemm and oneDNN multiply bytes with ``vpmaddubsw``, which adds
 two products in 16 bits with saturation. ``pytest conformance --isa=avx2`` certifies on a newer machine what users of
@@ -10,6 +10,9 @@ choice between oneDNN (where the CPU has AVX-512 VNNI) and fbgemm for a convolut
 runs a mix that no user has, which ``find_current_level`` names so; ``--backend=fbgemm`` shows the convolutions that x86
 would run. The levels sse41, avx2, avx512 and avx512_vnni were seen to take effect (in torch, fbgemm and oneDNN alike);
 avx2_vnni and amx follow the engines' documents.
+
+These are levels of x86. On another machine torch says what it runs (``aarch64``, ``aarch64_sve256``): the system's list
+of flags may there be that of an emulator's host, and the variables are x86's.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from conformance.machine.environment import CPUINFO, read_cpu
+from conformance.machine.environment import CPUINFO, X86, read_cpu
 from reports.levels import FLAGS
 
 VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
@@ -92,12 +95,11 @@ def apply(level: str, engine: str) -> None:
 def find_current_level(engine: str = "") -> str:
     """Name the level that this process's kernels run at.
 
-    The CPU's own where nothing is forced (``platform.machine()`` for a CPU outside of ``LEVELS``); "custom" where
-    the variables are set, but not as a level that the CPU has; ``avx2_on_avx512_vnni`` where the engine still
-    chooses by the CPU itself.
+    The CPU's own where nothing is forced; "custom" where the variables are set, but not as a level that the CPU has;
+    ``avx2_on_avx512_vnni`` where the engine still chooses by the CPU itself.
     """
     forced = _read_variables()
-    if not forced:
+    if not forced or not _is_x86():
         return find_own_level()
     name = next((name for name in _usable_levels("") if LEVELS[name].variables == forced), "custom")
     flag = _ASKS_THE_CPU.get(engine)
@@ -107,8 +109,22 @@ def find_current_level(engine: str = "") -> str:
 
 
 def find_own_level() -> str:
-    """Name the highest level that the CPU has; ``platform.machine()`` if it has no level."""
+    """Name the highest level that the CPU has; ``platform.machine()`` if it has none of x86, with what torch adds."""
+    if not _is_x86():
+        return _ask_torch()
     return next(reversed(_usable_levels("")), platform.machine())
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in X86
+
+
+def _ask_torch() -> str:
+    """Return the machine's name, and the level of torch's kernels there if it is above the lowest."""
+    import torch  # which pytest's process does not need
+
+    level = torch.backends.cpu.get_cpu_capability().lower()
+    return platform.machine() if level == "default" else f"{platform.machine()}_{level}"
 
 
 def _read_flags() -> frozenset[str]:

@@ -25,7 +25,7 @@ from reports.verdicts import Verdict
 
 Serve: TypeAlias = Callable[[Frame], Iterable[Message]]
 """Does what a request says: yields messages."""
-GRACE = 10.0
+GRACE = 5.0
 """Seconds after the limit in which the judge itself says that the worker has passed it."""
 BEGINS, LOST, _WITHIN = "begins", "lost", "within"
 """Keys: whether a request to the worker begins work; how it ended, in the place of its answer; the seconds it has."""
@@ -164,26 +164,26 @@ class Workplace:
     ``recipe``: of the judge, a child that answers by `make_answer`. ``make_worker``: makes a worker, which is ready to
     be asked, and raises StartError; None: the judge asks none. ``limit``: seconds for one piece of work. ``holds``:
     whose code runs in the judge beside the suite's; "": nobody's. ``keeps``: whether processes do more than one.
+    ``first``: a judge by that recipe, to begin with.
     """
 
     def __init__(
         self, recipe: Recipe, make_worker: Callable[[], Child] | None = None, *, limit: float, holds: str = "",
-        keeps: bool = True,
+        keeps: bool = True, first: Child | None = None,
     ) -> None:  # fmt: skip
         self._recipe = recipe
         self._worker = None if make_worker is None else KeptWorker(make_worker)
         self._limit = limit
         self._holds = holds
         self._keeps = keeps
-        self._judge: Child | None = None
+        self._judge = first
 
     def run(self, request: Frame) -> WorkResult:
         """Do a piece of work; once more in new processes if used ones do not complete it, or the judge was lost."""
-        is_used = self._judge is not None or (self._worker is not None and self._worker.child is not None)
-        result = self._try(request)
+        result, is_used = self._try(request)
         is_complete, is_lost = result.ending is Ending.DONE or result.is_final, result.ending is Ending.LOST
         if is_lost or (is_used and not is_complete):
-            result = self._try(request)
+            result, _ = self._try(request)
         if not self._keeps:
             self.close()
         return result
@@ -196,14 +196,18 @@ class Workplace:
         if self._worker is not None:
             self._worker.close()
 
-    def _try(self, request: Frame) -> WorkResult:
-        """Do the work in the present processes, or in new ones; those that did not do it are left no more."""
+    def _try(self, request: Frame) -> tuple[WorkResult, bool]:
+        """Do the work in the present processes, or in new ones; those that did not do it are left no more.
+
+        Return how it ended, and whether one of them had done other work before.
+        """
         started, messages = time.monotonic(), list[Message]()
         try:
             worker = None if self._worker is None else self._worker.start()
             judge = self._judge = self._judge or Child(self._recipe)
         except StartError as error:
-            return WorkResult(ending=Ending.DIED, message=str(error), is_final=True)
+            return WorkResult(ending=Ending.DIED, message=str(error), is_final=True), False
+        is_used = judge.served > 0 or (worker is not None and worker.served > 0)
         judge.begin()
         grace, goes_on = 0.0 if worker is None else GRACE, False
         try:
@@ -227,7 +231,8 @@ class Workplace:
             if not goes_on or judge.is_large or (worker is not None and worker.is_large):
                 self.close()
         peaks = [each.peak_mib for each in (judge, worker) if each is not None]
-        return replace(result, messages=tuple(messages), seconds=time.monotonic() - started, peak_mib=max(peaks))
+        seconds = time.monotonic() - started
+        return replace(result, messages=tuple(messages), seconds=seconds, peak_mib=max(peaks)), is_used
 
     def _describe_loss(self, lost: ChildLost, messages: Sequence[Message]) -> WorkResult:
         """Return how work ended whose judge was lost: that of a judge which holds nobody's code is the suite's own."""

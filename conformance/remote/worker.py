@@ -30,30 +30,38 @@ def describe_backend(spec: str, *, limit: float, needs_lower: bool = True) -> di
     """Return what a backend says of itself, as data (`read_description`). Raises StartError."""
     worker = make_worker(spec, limit=limit, needs_lower=needs_lower)
     try:
-        answer = _ask_first(worker, "describe", spec, limit, "the backend could not say what it is")
+        return ask_description(worker, spec, limit=limit)
     finally:
         worker.end()
+
+
+def ask_description(worker: Child, spec: str, *, limit: float) -> dict[str, Any]:
+    """Return what the backend in a worker says of itself, which is work. Raises StartError."""
+    worker.begin()
+    answer = _ask_first(worker, "describe", spec, limit, "the backend could not say what it is")
     if "error" in answer:
         raise StartError(str(answer["error"]))
     said = answer.get("said")
     return said if isinstance(said, dict) else {}
 
 
-def make_warm_workers(spec: str, *, limit: float) -> Callable[[], Child]:
+def make_warm_workers(spec: str, *, limit: float, first: Child | None = None) -> Callable[[], Child]:
     """Return a function that makes workers as `make_worker` does, and has the backend warm up in each.
 
-    Where it does not, there is a warning, and no worker is warmed from then on.
+    Where it does not, there is a warning, and no worker is warmed from then on. ``first``: the worker to begin with.
     """
     is_warmed = True
 
     def make() -> Child:
-        nonlocal is_warmed
-        worker = make_worker(spec, limit=limit)
+        nonlocal is_warmed, first
+        worker, first = first or make_worker(spec, limit=limit), None
         if not is_warmed:
             return worker
         try:
             said = _ask_first(worker, "warm up", spec, limit, "warm_up() did not return").get("error")
         except StartError as error:
+            if worker.served:
+                return make()  # what a used process does not do, a new one may
             said, worker = f"{error}; the claims start cold", make_worker(spec, limit=limit)
         if said is not None:
             is_warmed = False

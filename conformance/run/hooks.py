@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from backends.names import list_names
+from conformance.machine.child import name_server
 from conformance.machine.foreign import list_foreign_code
 from conformance.run.options import raise_usage_error_for, register
 from conformance.run.progress import Progress
 from conformance.run.recorder import PAYLOAD, Recorder
 from conformance.run.resume import read_earlier
-from conformance.run.session import DESCRIPTION, DONE, GIVEN_OUTLINE, Run, limit_run, preflight, run_of
+from conformance.run.session import DESCRIPTION, DONE, GIVEN_OUTLINE, SERVER, Run, limit_run, preflight, run_of
 from reports.reading import FileFault, open_to_append
 from reports.results import ResultsError
 from reports.text import show
@@ -186,9 +187,13 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a worker what the backend says of itself, as it asks no process of its own, and what is left to do."""
-        node.workerinput[DESCRIPTION] = self._run.text
+        self._run.openers.close()  # the work is done elsewhere
+        node.workerinput[DESCRIPTION] = self._run.setup.text
         node.workerinput[GIVEN_OUTLINE] = json.dumps(self._run.outline.to_data())
         node.workerinput[DONE] = sorted(self._run.done)
+        spec = node.gateway.spec
+        is_like_this = spec.popen and not spec.python and not spec.via
+        node.workerinput[SERVER] = name_server() if is_like_this else ""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object, ids: Sequence[str]) -> None:

@@ -35,22 +35,26 @@ from reports.schema import Check, ClaimResult
 
 def open_judge(parent: Parent, setup: Setup) -> Answer:
     """Return what answers in a judge's process."""
-    opened: list[tuple[RemoteBackend, Serve, frozenset[str], Sequence[str]]] = []
+    opened: list[tuple[Opened, frozenset[str]]] = []
+    servers: list[Serve] = []
 
-    def ask(request: Frame, limit: float) -> Frame:
-        return ask_worker(parent, request, limit)
+    def open_once() -> tuple[Opened, frozenset[str]]:
+        """Open the run where it is first needed, so that what it raises is said; return what was imported before."""
+        if not opened:
+            before = frozenset(sys.modules)
+            opened.append((_open(setup, partial(ask_worker, parent)), before))
+        return opened[0]
 
     def serve(request: Frame) -> Iterator[Message]:
-        if not opened:  # here, so that what it raises is said
-            before = frozenset(sys.modules)
-            run = _open(setup, ask)
-            assert isinstance(run.backend, RemoteBackend)
-            server, places = make_server(run.make_bench(), run.units), () if setup.imports_own else run.vendor_places
-            opened.append((run.backend, server, before, places))
-        ((backend, serve_here, before, vendors),) = opened
+        run, before = open_once()
+        backend = run.backend
+        assert isinstance(backend, RemoteBackend)
+        if not servers:
+            servers.append(make_server(run.make_bench(), run.units))
+        vendors = () if setup.imports_own else run.vendor_places
         backend.begin(request.head["unit"])
         try:
-            yield from serve_here(request)
+            yield from servers[0](request)
         except (Exception, LostProcess):
             yield _finish_tally(backend, before, vendors)
             raise
@@ -63,9 +67,10 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
         if request.head["do"] != OUTLINE:
             return judge(request)
         try:
-            run = _open(setup, ask)
+            run, _ = open_once()
+            outline = run.make_outline(counts_cases=bool(request.head.get("counts_cases")))
             foreign = tuple(list_foreign_code(list(sys.modules), vendors=run.vendor_places))
-            return Frame(head={"outline": replace(run.make_outline(), foreign_code=foreign).to_data()})
+            return Frame(head={"outline": replace(outline, foreign_code=foreign).to_data()})
         except pytest.UsageError as error:
             return Frame(head={"refused": str(error)})
 

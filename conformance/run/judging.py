@@ -198,5 +198,6 @@ def open_workplaces(run: Run) -> Workplaces:
     if run.elsewhere is not None and run.options.backend.startswith(COMMAND):
         from conformance.run.command import CommandWorkplaces  # with torch, which other runs do without here
 
+        run.openers.close()  # what is judged is not asked of the command, but of the files that it has left
         return CommandWorkplaces(run)
-    return Workplaces(run.setup, run.outline.units)
+    return Workplaces(run.setup, run.outline.units, run.openers)

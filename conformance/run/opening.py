@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from conformance.run.options import ROOT, Options, raise_usage_error_for, select
 from conformance.run.outline import Outline, Unit
 from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
 from conformance.stages.bench import Bench
+from conformance.stages.config import plan_claim
 from conformance.stages.state import gives_quantizer, stages_of
 from conformance.whole_models import jobs as whole_models
 from refimpl import BackendConfig
@@ -99,13 +100,17 @@ class Opened:
         """The selected claims and jobs, as the run's own process knows them."""
         return tuple(map(self._outline, self.units.values()))
 
-    def make_outline(self) -> Outline:
+    def make_outline(self, *, counts_cases: bool = False) -> Outline:
         """Return what the run's own process needs of it."""
+        units = self.outlined
+        if counts_cases:
+            bench = self.make_bench()
+            units = tuple(replace(unit, cases=_count_cases(bench, self.units[unit.id])) for unit in units)
         return Outline(
-            header=self.make_header(), units=self.outlined,
+            header=self.make_header(), units=units,
             known=tuple(self.known), claims=tuple(claim.id for claim in self.claims), stages=stages_of(self.backend),
             sources=executor_of(self.backend).sources, left_out=tuple(list_left_out()),
-            waiver_file=None if self.waiver_file is None else str(self.waiver_file),
+            waiver_file=None if self.waiver_file is None else str(self.waiver_file), waivers=self.waiver_bytes.decode(),
         )  # fmt: skip
 
     def _outline(self, unit: Claim | Job) -> Unit:
@@ -283,6 +288,14 @@ def _runs_elsewhere(backend: Backend) -> bool:
 def _find_level(backend: Backend) -> str:
     """Return the level of instruction sets at which the kernels run; "" if that is not on this CPU."""
     return "" if _runs_elsewhere(backend) else isa.find_current_level(backend.engine)
+
+
+def _count_cases(bench: Bench, unit: Claim | Job) -> int:
+    """Return how many cases a claim has; 0 if it has none, or they cannot be planned, as its own check says."""
+    try:
+        return len(plan_claim(bench, unit)) if isinstance(unit, Claim) else 0
+    except Exception:
+        return 0
 
 
 def _jobs_of(profile: str, config: BackendConfig, capabilities: Capabilities) -> tuple[Job, ...]:

@@ -28,6 +28,8 @@ class Unit:
     dtypes: str = ""
     flow: Literal["ptq", "qat"] = "ptq"
     scheme: str = ""
+    cases: int = 0
+    """How many cases a claim has, if that was asked for: the longest have the most."""
     topic: str = ""
     subject: str = ""
 
@@ -53,6 +55,8 @@ class Outline:
     left_out: tuple[str, ...]
     """What this torch lacks, and is not tried."""
     waiver_file: str | None
+    waivers: str = ""
+    """What stands in that file."""
     foreign_code: tuple[str, ...] = ()
     """What else the judge's process holds (`conformance.machine.foreign`)."""
 
@@ -69,4 +73,5 @@ class Outline:
         several = {name: tuple(data[name]) for name in ("known", "claims", "stages", "left_out", "foreign_code")}
         sources = None if data["sources"] is None else tuple(data["sources"])
         units = tuple(Unit(**unit) for unit in data["units"])
-        return cls(header=header, units=units, sources=sources, waiver_file=data["waiver_file"], **several)
+        file, text = data["waiver_file"], data["waivers"]
+        return cls(header=header, units=units, sources=sources, waiver_file=file, waivers=text, **several)

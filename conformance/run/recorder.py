@@ -57,7 +57,7 @@ class Recorder:
             self._folder = ReportFolder(options.report_dir)
             target = self._folder.path / RESULTS
             is_there = earlier.path is not None and os.path.realpath(earlier.path) == os.path.realpath(target)
-            self._folder.clear(run.waiver_bytes if run.waiver_file else None, keeps_results=is_there)
+            self._folder.clear(run.outline.waivers.encode() if run.waiver_file else None, keeps_results=is_there)
         self._writer = ResultsWriter(target)
         self._html = self._folder.path / HTML
         self.summary = "no claim was tested\n"
@@ -103,7 +103,7 @@ class Recorder:
         )
         self._writer.write(self._header)
         if self._run.waiver_file is not None:
-            self._write(WAIVERS, self._run.waiver_bytes.decode())
+            self._write(WAIVERS, self._run.outline.waivers)
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():
             self._record(units[name], map(line_of, rows))

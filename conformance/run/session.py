@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.machine import isa
-from conformance.machine.child import Child, ChildLost, Recipe, StartError
+from conformance.machine.child import Child, ChildLost, StartError, join_server, start_server
 from conformance.machine.frames import Frame
 from conformance.machine.release import PACKAGES
 from conformance.remote.sources import SourcesError, digest_sources
-from conformance.remote.worker import describe_backend
+from conformance.remote.worker import ask_description, make_worker
 from conformance.run.device import COMMAND, VECTORS, ElsewhereError
 from conformance.run.options import ROOT, Options, raise_usage_error_for, read_options
 from conformance.run.outline import Outline, Unit
 from conformance.run.setup import OUTLINE, Setup
-from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
+from conformance.run.waivers import WaiverEntry, Waivers, parse_waivers
+from conformance.run.workplaces import Openers, make_judge_recipe
 from reports.schema import Header
 from reports.text import join_lines, show
 
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from conformance.remote.client import RemoteBackend
 
 DESCRIPTION, GIVEN_OUTLINE, DONE = "conformance_backend", "conformance_outline", "conformance_done"
-"""Keys in what a worker gets from the controlling process: what the backend says of itself, the run's outline, and the
-IDs that an earlier run has judged."""
+SERVER = "conformance_server"
+"""Keys in what a worker gets from the controlling process: what the backend says of itself, the run's outline, the IDs
+that an earlier run has judged, and where it finds the server of processes."""
 _RUN = pytest.StashKey["Run"]()
 _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 
@@ -39,30 +41,33 @@ _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 class Run:
     """What is certified, and how.
 
-    ``text``: what the backend says of itself. ``elsewhere``: the backend of ``vectors:`` or ``command:``.
-    ``waiver_bytes`` are those of the file of waivers. ``done``: the selected IDs that an earlier run has judged.
+    ``setup``: what a judge needs to open the run. ``elsewhere``: the backend of ``vectors:`` or ``command:``.
+    ``openers`` have opened it, and may do its first work. ``done``: the selected IDs that an earlier run has judged.
     ``sources_sha256``: the digest of the files that the backend's code comes from.
     """
 
-    options: Options
+    setup: Setup
     outline: Outline
     waivers: Waivers
-    waiver_bytes: bytes = b""
-    text: str = ""
     elsewhere: RemoteBackend | None = None
+    openers: Openers = field(default_factory=Openers)
     done: Collection[str] = frozenset()
     sources_sha256: str = ""
 
     @classmethod
-    def of(cls, options: Options, outline: Outline, **given: Any) -> Run:
-        """Return the run of an outline, with its waivers. Raises UsageError for a file of waivers that is none."""
-        file = None if outline.waiver_file is None else Path(outline.waiver_file)
-        with raise_usage_error_for(WaiverError):
-            data = b"" if file is None else read_waivers(file)
-            header = outline.header
-            entries = () if file is None else parse_waivers(data, file, header.isa, header.torch)
-        waivers = Waivers(entries, date.today(), options.is_complete)
-        return cls(options=options, outline=outline, waivers=waivers, waiver_bytes=data, **given)
+    def of(cls, setup: Setup, outline: Outline, **given: Any) -> Run:
+        """Return the run of an outline, with its waivers."""
+        header, entries = outline.header, tuple[WaiverEntry, ...]()
+        if outline.waiver_file is not None:
+            data = outline.waivers.encode()
+            entries = parse_waivers(data, Path(outline.waiver_file), header.isa, header.torch)
+        waivers = Waivers(entries, date.today(), setup.options.is_complete)
+        return cls(setup=setup, outline=outline, waivers=waivers, **given)
+
+    @property
+    def options(self) -> Options:
+        """The options of the run."""
+        return self.setup.options
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -74,15 +79,14 @@ class Run:
         """The file of waivers, if there is one."""
         return None if self.outline.waiver_file is None else Path(self.outline.waiver_file)
 
-    @property
-    def setup(self) -> Setup:
-        """What a judge needs to open the run."""
-        remake = None if self.elsewhere is None else self.elsewhere.remake
-        return Setup(options=self.options, text=self.text, remake=remake)
-
     def make_params(self, *kinds: str) -> list[Any]:
-        """Return pytest's parameters: the selected units of these kinds that are not done, in order."""
-        units = (unit for unit in self.outline.units if unit.kind in kinds and unit.id not in self.done)
+        """Return pytest's parameters: the selected units of these kinds that are not done.
+
+        They come in order, but those of which it was counted with the most cases first: no long one is left to the end,
+        when other workers have nothing to do.
+        """
+        units = [unit for unit in self.outline.units if unit.kind in kinds and unit.id not in self.done]
+        units.sort(key=lambda unit: -unit.cases)
         return [pytest.param(unit, id=param_id(unit.id)) for unit in units]
 
     def make_header(self, claims: int | None = None) -> Header:
@@ -107,21 +111,28 @@ def preflight(config: pytest.Config) -> Run | int | None:
             options = adopt_bundle(options)
     given: Mapping[str, Any] | None = getattr(config, "workerinput", None)
     if given is not None:
-        outline = Outline.of(json.loads(given[GIVEN_OUTLINE]))
-        run = open_session(options, given[DESCRIPTION], outline)
+        join_server(given[SERVER])
+        setup, elsewhere = _describe(options, Openers(), given[DESCRIPTION])
+        run = Run.of(setup, Outline.of(json.loads(given[GIVEN_OUTLINE])), elsewhere=elsewhere)
         _leave_timeouts(config)
         return limit_run(config, run, given[DONE])
-    text, elsewhere = _describe(options)
-    said = json.loads(text)
+    start_server()
+    openers = Openers()
+    config.add_cleanup(openers.close)
+    setup, elsewhere = _describe(options, openers)
+    said = json.loads(setup.text)
     if options.isa is not None:
         if elsewhere is not None:
             raise pytest.UsageError(f"--isa={options.isa}: the kernels of {options.backend} do not run on this CPU")
+        openers.close()  # the command may start again, at another level
         with raise_usage_error_for(isa.IsaError):
             isa.apply(options.isa, str(said.get("engine", "")))
     if said.get("unavailable") is not None:
         print(join_lines(f"backend {said.get('name')} skipped: {said['unavailable']}"))
         return pytest.ExitCode.NO_TESTS_COLLECTED
-    run = _open(options, text, elsewhere)
+    has_workers = bool(getattr(config.option, "numprocesses", None) or getattr(config.option, "tx", None))
+    outline = _ask_outline(setup, openers, counts_cases=has_workers)
+    run = Run.of(setup, outline, elsewhere=elsewhere, openers=openers)
     if options.list_claims:
         for unit in run.outline.units:
             if unit.kind == "claim" or options.claims:
@@ -131,40 +142,47 @@ def preflight(config: pytest.Config) -> Run | int | None:
     return limit_run(config, replace(run, sources_sha256=digest_code(run)))
 
 
-def open_session(options: Options, text: str | None = None, outline: Outline | None = None) -> Run:
-    """Return the run of some options. ``text``, ``outline``: what another process has been told already.
+def open_session(options: Options) -> Run:
+    """Return the run of some options, whose openers are the caller's to end.
 
     Raises UsageError for a backend that cannot be had, or whose config cannot be read or selected from.
     """
-    text, elsewhere = _describe(options, text)
-    return _open(options, text, elsewhere, outline)
+    openers = Openers()
+    try:
+        setup, elsewhere = _describe(options, openers)
+        return Run.of(setup, _ask_outline(setup, openers), elsewhere=elsewhere, openers=openers)
+    except BaseException:
+        openers.close()
+        raise
 
 
-def _open(options: Options, text: str, elsewhere: RemoteBackend | None, outline: Outline | None = None) -> Run:
-    remake = None if elsewhere is None else elsewhere.remake
-    outline = outline or _ask_outline(Setup(options=options, text=text, remake=remake))
-    return Run.of(options, outline, text=text, elsewhere=elsewhere)
+def _describe(options: Options, openers: Openers, text: str | None = None) -> tuple[Setup, RemoteBackend | None]:
+    """Return what a judge needs, with what the backend says of itself; and the backend, if it runs elsewhere.
 
-
-def _describe(options: Options, text: str | None = None) -> tuple[str, RemoteBackend | None]:
-    """Return what the backend says of itself; and the backend, if it runs elsewhere. Raises UsageError."""
+    ``text``: what it has said to another process. Raises UsageError.
+    """
     if options.backend.startswith((VECTORS, COMMAND)):
         from conformance.run.opening import find_described
 
         backend = find_described(options, text)
-        return backend.text, backend
+        return Setup(options=options, text=backend.text, remake=backend.remake), backend
     if text is None:
+        limit = options.claim_timeout
         with raise_usage_error_for(StartError):
-            text = json.dumps(describe_backend(options.backend, limit=options.claim_timeout))
-    return text, None
+            openers.worker = make_worker(options.backend, limit=limit)
+            text = json.dumps(ask_description(openers.worker, options.backend, limit=limit))
+    return Setup(options=options, text=text), None
 
 
-def _ask_outline(setup: Setup) -> Outline:
+def _ask_outline(setup: Setup, openers: Openers, *, counts_cases: bool = False) -> Outline:
     """Have a judge open the run. Raises UsageError with what it refuses, or says of its end."""
-    recipe = Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
     try:
-        with raise_usage_error_for(StartError), Child(recipe) as judge:
-            answer = judge.ask(Frame(head={"do": OUTLINE}), limit=setup.options.claim_timeout).head
+        with raise_usage_error_for(StartError):
+            judge = openers.judge = Child(make_judge_recipe(setup))
+        judge.begin()
+        answer = judge.ask(
+            Frame(head={"do": OUTLINE, "counts_cases": counts_cases}), limit=setup.options.claim_timeout
+        ).head
     except ChildLost as lost:
         said = f"; it printed:\n{lost.text.strip()}" if lost.text.strip() else ""
         raise pytest.UsageError(f"the judge's process, which opens the run, {lost}{said}") from lost
@@ -186,7 +204,7 @@ def digest_code(run: Run) -> str:
         places = ()  # the versions have the digests of a device's files
     if places is None:
         return ""
-    waivers = json.loads(run.text).get("waivers")
+    waivers = json.loads(run.setup.text).get("waivers")
     left_out = [run.options.report_dir, *([] if waivers is None else [Path(waivers)])]
     try:
         return digest_sources([*(ROOT / name for name in PACKAGES), *places], left_out)

@@ -13,9 +13,9 @@ All but the first have a guard, for they run code of others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from conformance.machine.child import Ending, Recipe
+from conformance.machine.child import Child, Ending, Recipe
 from conformance.machine.frames import Frame
 from conformance.machine.workplace import Workplace, WorkResult
 from conformance.remote.worker import make_warm_workers
@@ -24,17 +24,48 @@ from conformance.run.setup import Setup, make_reproducing_request, make_request
 from reports.schema import Check, ClaimResult
 
 
-class Workplaces:
-    """Has each unit of a run judged where it belongs."""
+@dataclass(slots=True)
+class Openers:
+    """The worker that has described the backend, and the judge that has opened the run: the first work is theirs too.
 
-    def __init__(self, setup: Setup, units: Iterable[Unit]) -> None:
+    Neither is new any more: what it does not complete is done again.
+    """
+
+    worker: Child | None = None
+    judge: Child | None = None
+
+    def take(self) -> tuple[Child | None, Child | None]:
+        """Return the worker and the judge, which are from now on the caller's to end."""
+        taken, self.worker, self.judge = (self.worker, self.judge), None, None
+        return taken
+
+    def close(self) -> None:
+        """End those that nobody has taken."""
+        for child in self.take():
+            if child is not None:
+                child.end()
+
+
+def make_judge_recipe(setup: Setup) -> Recipe:
+    """Return how a judge is made that holds no code of others."""
+    return Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
+
+
+class Workplaces:
+    """Has each unit of a run judged where it belongs. ``openers``: those of the same setup."""
+
+    def __init__(self, setup: Setup, units: Iterable[Unit], openers: Openers | None = None) -> None:
         limit = setup.options.claim_timeout
-        worker = None if setup.remake is not None else make_warm_workers(setup.options.backend, limit=limit)
-        judge = Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
+        self._first = (openers or Openers()).take()
+        first_worker, first_judge = self._first
+        worker = None
+        if setup.remake is None:
+            worker = make_warm_workers(setup.options.backend, limit=limit, first=first_worker)
+        judge = make_judge_recipe(setup)
         of_model = replace(judge, is_guarded=True)
         beside = replace(of_model, arguments=(replace(setup, imports_own=True),))
         self._places = {unit.id: unit.place for unit in units}
-        self._plain = Workplace(judge, worker, limit=limit)
+        self._plain = Workplace(judge, worker, limit=limit, first=first_judge)
         self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
         # what a user's model changes in its process, no other model finds
         self._of_model = Workplace(of_model, worker, limit=limit, holds="the user's model", keeps=False)
@@ -55,6 +86,9 @@ class Workplaces:
         """End all processes."""
         for place in (self._plain, self._beside, self._of_model):
             place.close()
+        for child in self._first:  # no work may have needed it
+            if child is not None:
+                child.end()
 
     def _ask(self, name: str, request: Frame) -> WorkResult:
         return {"plain": self._plain, "beside": self._beside, "model": self._of_model}[self._places[name]].run(request)

@@ -14,6 +14,7 @@ from conformance.machine.workplace import WorkResult
 from conformance.run.judging import rows_of
 from conformance.run.opening import open_run
 from conformance.run.session import Run
+from conformance.run.setup import Setup
 from reports.__main__ import main
 from reports.results import digest_ids, read_results
 from reports.schema import Check, ClaimResult
@@ -91,7 +92,7 @@ def test_no_lesser_verdict_hides_behind_it(
     tmp_path: Path, otherwise: Verdict, allows: bool, accepts: bool, passes_then: bool
 ) -> None:
     chosen = options(tmp_path, allow_quality=allows, without_execution_evidence=accepts)
-    run = Run.of(chosen, open_run(chosen, fakes.Silent()).make_outline())
+    run = Run.of(Setup(options=chosen, text=""), open_run(chosen, fakes.Silent()).make_outline())
     claim, check = run.outline.units[-1], partial(Check, claim=run.outline.units[-1].id, rule="LOW-04", outcome="fail")
     sent = (
         check(stage="execution", verdict=Verdict.UNSHOWN),

@@ -23,7 +23,7 @@ from conformance.run.opening import Opened, open_run
 from conformance.run.options import Options
 from conformance.run.outline import Unit
 from conformance.run.session import Run
-from conformance.run.setup import make_request
+from conformance.run.setup import Setup, make_request
 from reports.codec import Message
 from reports.results import leading_check
 from reports.schema import Check, Judged, Measurement, ModelResult, Row
@@ -129,7 +129,7 @@ def run_mutant(mutant: Mutant, task: Task) -> MutantRun:
         failures, undecided, units = list[FailedUnit](), list[str](), dict[str, Unit]()
         try:
             opened = open_run(_make_options(mutant, task), mutant.make())
-            run = Run.of(opened.options, opened.make_outline())
+            run = Run.of(Setup(options=opened.options, text=""), opened.make_outline())
             units = {name: unit for name, unit in run.units.items() if unit.kind != "measurement"}
             failures, undecided = _run_units(opened, run, units)
         except Exception as error:  # the mutant's fault: the other mutants go on

@@ -9,7 +9,9 @@ import sys
 
 import pytest  # noqa: F401
 
-import refimpl  # noqa: F401
+import conformance.remote.server
+import conformance.run.hooks
+import conformance.run.judge  # noqa: F401
 from reports.page import _make_environment
 
 _TEMPLATES = _make_environment()

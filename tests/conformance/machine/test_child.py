@@ -651,6 +651,32 @@ print([do(child)["by"] == server._forkserver_pid for child in children])
     assert run_script(tmp_path, text) == ["[True, True]"]
 
 
+def test_another_process_makes_children_by_the_same_server_as_long_as_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "joins.py").write_text(f"""{HEAD}
+import sys
+from conformance.machine.child import join_server
+join_server(sys.argv[1], [])
+child = make()
+print(do(child)["parent"], do(child)["pid"] == child.pid, server._forkserver_pid, flush=True)
+os.kill(do(child)["parent"], signal.SIGKILL)
+child._process.join()
+child.end()
+print(do(make())["parent"] == server._forkserver_pid != None)
+""")
+    text = """
+import subprocess, sys
+from conformance.machine.child import join_server, name_server
+print(repr(name_server()))
+start_server([])
+print(server._forkserver_pid, flush=True)
+subprocess.run([sys.executable, "joins.py", name_server()], check=True)
+join_server(os.path.join(os.getcwd(), "no such address"), [])
+print(do(make())["parent"] == server._forkserver_pid)
+"""
+    name, pid, *others = run_script(tmp_path, text)
+    assert (name, others) == ("''", [f"{pid} True None", "True", "True"])
+
+
 def test_a_platform_without_such_processes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformance.machine.child.HAS_CHILDREN", False)
     with pytest.raises(StartError, match="use Linux, macOS or WSL"):

@@ -8,23 +8,22 @@ import pytest
 
 from conformance.machine.environment import read_cpu
 
+X86 = "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: sse2 avx2 avx512_vnni amx_tile avx2 smep\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sha2 sve\n"
+
 
 @pytest.mark.parametrize(
-    ("text", "model", "flags"),
+    ("machine", "text", "model", "flags"),
     [
-        (
-            "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: sse2 avx2 avx512_vnni amx_tile avx2 smep\n",
-            "Some CPU @ 2GHz",
-            ["amx_tile", "avx2", "avx512_vnni"],
-        ),
-        (
-            "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sha2 sve\n",
-            None,
-            ["asimd", "asimddp", "i8mm", "sve"],
-        ),
+        ("x86_64", X86, "Some CPU @ 2GHz", ["amx_tile", "avx2", "avx512_vnni"]),
+        ("aarch64", ARM, None, ["asimd", "asimddp", "i8mm", "sve"]),
+        ("aarch64", X86, "Some CPU @ 2GHz", []),  # emulated
     ],
 )
-def test_cpuinfo_of_x86_and_arm(tmp_path: Path, text: str, model: str | None, flags: list[str]) -> None:
+def test_cpuinfo_of_x86_and_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, text: str, model: str | None, flags: list[str]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
     file = tmp_path / "cpuinfo"
     file.write_text(text)
     found_model, found_flags = read_cpu(file)

@@ -12,6 +12,7 @@ import pytest
 
 from conformance.machine import isa
 from conformance.machine.isa import LEVELS, MARK, VARIABLES, IsaError, apply, find_current_level, find_own_level
+from reports.levels import may_run_at
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +87,25 @@ def test_a_cpus_own_level_is_the_highest_it_has(on_cpu: Cpu, flags: str, level: 
     assert find_own_level() == find_current_level() == find_current_level("x86") == level
 
 
-def test_a_cpu_outside_of_the_table_has_the_machines_name(on_cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("torch_says", "level"), [("DEFAULT", "aarch64"), ("SVE256", "aarch64_sve256")])
+@pytest.mark.parametrize(
+    "cpuinfo", ["Features: fp asimd asimddp", f"flags: {CPUS['sapphire'][0]}"], ids=["its own", "an emulator's host"]
+)
+def test_the_level_of_another_machine_is_what_torch_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str, torch_says: str, level: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"{cpuinfo}\n")
+    monkeypatch.setattr(isa, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    on_cpu("fp asimd asimddp")
-    assert find_current_level() == "aarch64"
-    with pytest.raises(IsaError, match=r"the CPU's own level is aarch64; run without --isa$"):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: torch_says)
+    for variables in ({}, LEVELS["avx2"].variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert find_current_level() == find_current_level("x86") == level
+    with pytest.raises(IsaError, match=rf"the CPU's own level is {level}; run without --isa$"):
         apply("avx2", "")
+    assert may_run_at(level, [], "Linux-6.8-aarch64-with-glibc2.39")
+    assert not may_run_at(level, [], "Linux-6.8-x86_64-with-glibc2.39")
 
 
 def test_no_two_levels_have_one_environment() -> None:

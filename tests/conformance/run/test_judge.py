@@ -19,7 +19,7 @@ from conformance.pipeline.job import Job
 from conformance.remote.client import Ask, RemoteBackend
 from conformance.run import judge
 from conformance.run.judge import make_server, open_judge
-from conformance.run.setup import Setup, make_reproducing_request, make_request
+from conformance.run.setup import OUTLINE, Setup, make_reproducing_request, make_request
 from conformance.stages.bench import Bench
 from conformance.stages.state import ExecutionEvidence
 from reports.codec import Message
@@ -178,6 +178,16 @@ class Recorded(RemoteBackend):
         self.noted.append("conclude")
 
 
+@dataclass(frozen=True)
+class Outlined:
+    """What the outline of a run says of foreign code."""
+
+    foreign_code: Sequence[str] = ()
+
+    def to_data(self) -> dict[str, object]:
+        return {"foreign_code": list(self.foreign_code)}
+
+
 def do_well(bench: Bench) -> Iterator[Measurement]:
     yield MEASUREMENT
 
@@ -196,18 +206,25 @@ def lose(bench: Bench) -> Iterator[Measurement]:
 def test_a_judge_opens_its_run_once_and_says_what_each_work_has_counted_however_it_ends(
     monkeypatch: pytest.MonkeyPatch, imports_own: bool, vendors: list[str]
 ) -> None:
-    """Foreign code that it imports for claims on the vendor's own classes is no news."""
+    """The run's outline is of the same opening. Foreign code for claims on the vendor's own classes is no news."""
     backend, told, opened = Recorded(), Told(), list[Setup]()
     units = {run.__name__: Job(id=run.__name__, run=run) for run in (do_well, fail, lose)}
 
     def open_here(setup: Setup, ask: Ask) -> Any:
         opened.append(setup)
-        return SimpleNamespace(backend=backend, make_bench=lambda: None, units=units, vendor_places=["npu"])
+        return SimpleNamespace(
+            backend=backend,
+            make_bench=lambda: None,
+            units=units,
+            vendor_places=["npu"],
+            make_outline=lambda counts_cases: Outlined(),
+        )
 
     monkeypatch.setattr(judge, "_open", open_here)
     monkeypatch.setattr(judge, "list_foreign_code", lambda names, *, vendors: list(vendors))
     setup = Setup(options=cast(Any, None), text="", remake=fail_to_make, imports_own=imports_own)
     answer = open_judge(told, setup)
+    assert answer(Frame(head={"do": OUTLINE})).head["outline"]["foreign_code"] == ["npu"]
     ends = [answer(make_request(name)).head for name in units]
     assert [(end["ending"], end["message"], end["is_final"]) for end in ends] == [
         (Ending.DONE, "", False),

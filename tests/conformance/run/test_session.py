@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.base import Backend, Capabilities, Representation
+from conformance.machine.child import Ending, start_server
+from conformance.run.judging import open_workplaces
 from conformance.run.opening import open_run
-from conformance.run.session import param_id, run_of
+from conformance.run.session import Run, open_session, param_id, run_of
+from conformance.run.setup import Setup
+from conformance.stages.config import plan_claim
+from tests.conformance.support.endings import is_gone
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 
@@ -94,6 +101,51 @@ def test_a_limit_without_effect_is_a_usage_error(tmp_path: Path) -> None:
 
     with pytest.raises(pytest.UsageError, match=r"backend .*: Capabilities\.limits.*'in_feature'.*'in_features'"):
         open_run(options(tmp_path), Mistaken())
+
+
+def test_of_claims_whose_cases_are_counted_those_with_the_most_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = options(tmp_path, profile="quick")
+    opened = open_run(chosen, fakes.Good())
+    assert {unit.cases for unit in opened.make_outline().units} == {0}
+    outline = opened.make_outline(counts_cases=True)
+    claims = [unit for unit in outline.units if unit.kind == "claim"]
+    assert [unit.cases for unit in claims] == [len(plan_claim(opened.make_bench(), each)) for each in opened.claims]
+    few, many = (replace(unit, cases=number) for unit, number in zip(claims[:2], (3, 7), strict=True))
+    run = Run.of(Setup(options=chosen, text=""), replace(outline, units=(few, many)))
+    assert [param.values for param in run.make_params("claim")] == [(many,), (few,)]
+    monkeypatch.setattr("conformance.run.opening.plan_claim", lambda bench, claim: 1 // 0)
+    assert {unit.cases for unit in opened.make_outline(counts_cases=True).units} == {0}, "its own check says why"
+
+
+@pytest.mark.slow
+def test_the_processes_that_open_a_run_do_its_first_work_and_are_not_new_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """What they do not complete is done again in new ones, with their warm-up."""
+    start_server(["tests.support.preloaded"])
+    fresh = dict[str, list[bool]]()
+    for name, tired_of in (("Good", ""), ("TiredOfTalking", "lower"), ("TiredOfTalking", "warm_up")):
+        monkeypatch.setenv("TIRED_OF", tired_of)
+        run = open_session(options(tmp_path, backend=f"{fakes.__name__}:{name}", profile="quick"))
+        worker, judge = openers = run.openers.worker, run.openers.judge
+        assert worker is not None and judge is not None
+        with closing(open_workplaces(run)) as places:
+            assert (run.openers.worker, run.openers.judge) == (None, None)
+            assert places.run(run.outline.units[0].id).ending is Ending.DONE
+            fresh[tired_of] = [each.served < 2 for each in openers if each is not None]
+    assert fresh == {"": [False, False], "lower": [False, False], "warm_up": [True, False]}
+    assert [each for each in recwarn if "warm_up" in str(each.message)] == []
+
+
+@pytest.mark.slow
+def test_processes_that_no_work_needs_end_with_the_places(tmp_path: Path) -> None:
+    start_server(["tests.support.preloaded"])
+    run = open_session(options(tmp_path, backend=f"{fakes.__name__}:Good", profile="quick"))
+    pids = [each.pid for each in (run.openers.worker, run.openers.judge) if each is not None]
+    open_workplaces(run).close()
+    assert len(pids) == 2 and all(map(is_gone, pids))
 
 
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:

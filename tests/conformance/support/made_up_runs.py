@@ -20,6 +20,7 @@ from conformance.run.opening import open_run
 from conformance.run.outline import Outline, Unit
 from conformance.run.recorder import Recorder
 from conformance.run.session import Run, param_id
+from conformance.run.setup import Setup
 from conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
 from conformance.stages.state import stages_of
 from reports.codec import Message, line_of
@@ -104,7 +105,8 @@ class Session:
             stages=STAGES, sources=(), left_out=(), waiver_file=None,
         )  # fmt: skip
         given_waivers = Waivers(tuple(waivers), TODAY, given.is_complete)
-        self.run = Run(options=given, outline=outline, waivers=given_waivers, sources_sha256="0" * 64)
+        setup = Setup(options=given, text="")
+        self.run = Run(setup=setup, outline=outline, waivers=given_waivers, sources_sha256="0" * 64)
         self.path = folder / "results.jsonl"
         self.recorder = Recorder(self.run)
         self.recorder.start(self.node(unit) for unit in self.run.units.values())

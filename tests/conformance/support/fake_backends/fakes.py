@@ -163,6 +163,23 @@ class Misbehaves(Good):
         return reference_model
 
 
+class TiredOfTalking(Good):
+    """Its process does not outlive a model that it lowers, nor a warm-up, once it has said what the backend is."""
+
+    has_spoken = False
+
+    def versions(self) -> dict[str, str]:
+        self.has_spoken = True
+        return super().versions()
+
+    def warm_up(self) -> None:
+        if self.has_spoken and os.environ.get("TIRED_OF") == "warm_up":
+            os._exit(3)
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        return os._exit(3) if self.has_spoken else reference_model
+
+
 class OneOpPerProcess(Misbehaves):
     """Dies when a process that has lowered one op lowers another: what it leaves behind is the next claim's death."""
 
