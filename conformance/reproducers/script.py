@@ -22,7 +22,6 @@ from torch.fx import GraphModule, Node
 from backends.base import Representation
 from backends.names import describe_error
 from conformance.claims.inputs import Batch
-from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
@@ -350,7 +349,7 @@ def _write_assertions(failure: Failure, bench: Bench) -> Iterator[str]:
     elif check.rule == "NUM-07":
         yield from _REPEATED if "change" in evidence else _KEPT
     elif check.verdict is not Verdict.CRASHED:
-        walk = Walk(failure.model, bench.capabilities, dynamic_range=find_dynamic_range(failure.model))
+        walk = Walk(failure.model, bench.capabilities)
         yield from _write_comparison(check, walk.exact(failure.batch), evidence.get("where", Where()).output or 0)
 
 

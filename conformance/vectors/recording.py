@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map_only
 
 from backends.base import Capabilities
 from conformance.claims.inputs import Batch
-from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.remote.client import Ask, Remake, RemoteBackend
@@ -119,7 +118,7 @@ class RecordedModel(HeldModel):
     def __init__(self, case: RecordedCase, capabilities: Capabilities) -> None:
         self._case = case
         model = case.model
-        self._walk = Walk(model, capabilities, dynamic_range=find_dynamic_range(model))
+        self._walk = Walk(model, capabilities)
         self._gives_tensor = is_dequantize(model.graph.output_node().args[0])
         self._answers: dict[str, tuple[Any, list[Interval] | None]] = {}
 

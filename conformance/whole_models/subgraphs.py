@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from conformance.claims.claim import op_moves
 from conformance.claims.inputs import Batch
-from conformance.oracle.grids import is_constant, is_range_clamp
+from conformance.oracle.grids import is_constant
 from refimpl import explain
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.plan import SHARE, Decision
@@ -128,20 +128,14 @@ class _Cut:
             self.copies[node] = self.recorded[0][node]
 
     def _quantize(self, node: Node) -> None:
-        """Quantize an input: the real values of its integers, or all of it where qparams are chosen at run time.
-
-        The clamp of a narrower range stays. (CVT-09)
-        """
-        value, *numbers = node.all_input_nodes
+        """Quantize an input: the real values of its integers, or all of it where qparams are chosen at run time."""
+        source, *numbers = node.all_input_nodes
         for number in numbers:
             self._take(number)
-        clamp = value if is_range_clamp(value) else None
-        source = value if clamp is None else value.all_input_nodes[0]
         if source not in self.copies and (self.enters_constants or not is_constant(source)):
             on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
             self._enter(source, next(on_grid, source))
-        for copied in (node,) if clamp is None else (clamp, node):
-            self._copy(copied)
+        self._copy(node)
 
     def _enter(self, node: Node, like: Node) -> None:
         """Make an input that stands for a node, with the values of one that is `like` it."""
@@ -169,11 +163,10 @@ class _Cut:
 
     def _write_result(self, leaf: Node) -> Node:
         """Quantize and dequantize a result as the reference does; one that it leaves in float goes out as it is."""
-        for user in leaf.users:
-            quantize = next(iter(user.users)) if is_range_clamp(user) else user
+        for quantize in leaf.users:
             dequantize = next(filter(is_dequantize, quantize.users), None)
             if is_quantize(quantize) and dequantize is not None and not _is_dynamic(quantize):
-                for node in (*quantize.all_input_nodes[1:], user, quantize):
+                for node in (*quantize.all_input_nodes[1:], quantize):
                     self._copy(node)
                 return self._copy(dequantize)
         return self._copy(leaf)
@@ -181,8 +174,7 @@ class _Cut:
 
 def _is_dynamic(quantize: Node) -> bool:
     """Tell whether qparams are chosen while the model runs."""
-    is_chosen = any(map(_is_chosen, quantize.all_input_nodes[1:]))
-    return is_chosen or quantize.target is torch.quantize_per_tensor_dynamic
+    return any(map(_is_chosen, quantize.all_input_nodes[1:]))
 
 
 def _is_chosen(node: Node) -> bool:
