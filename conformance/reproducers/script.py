@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Representation
+from backends.lowering import in_form
 from backends.names import describe_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.evaluate import Walk
@@ -107,7 +108,7 @@ class Failure:
 
 def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str:
     """Write the script of a failure. Raises NoScriptError for a module that can be neither constructed nor pickled."""
-    model = failure.model
+    model = in_form(bench.backend.representation, failure.model)
     body = [
         "class Reference(nn.Module):",
         "    def __init__(self) -> None:",
