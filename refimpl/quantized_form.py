@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from refimpl.custom_config import QuantType
 from refimpl.decide import quant_type_of
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.emit import QuantizedTensors
+from refimpl.graph_modules import free_name
 from refimpl.invariants import check_graph, is_dequantize
 from refimpl.observers import PlaceholderObserver, asks_whole_range
 from refimpl.plan import PLAN, Plan
@@ -27,7 +29,7 @@ from refimpl.reference import copy_shallow, remove_qconfig
 from refimpl.tracing import attribute_of, finish, no_collection, notes_of
 
 _CAST = OPS.convert_element_type.no_fuse
-_OF_QPARAMS = (OPS.choose_qparams.tensor, OPS.choose_qparams_symmetric.tensor, operator.getitem)
+_NEEDLESS = (OPS.choose_qparams.tensor, OPS.choose_qparams_symmetric.tensor, operator.getitem, "dequantize")
 _QUANTIZED_DTYPES = {PLAIN_DTYPE[dtype]: dtype for dtype in QuantizedTensors.dtypes}
 
 
@@ -83,8 +85,8 @@ class _Rewriting:
         """Return the new graph; what it holds is in the attributes."""
         for node in self.reference.graph.nodes:
             self.values[node] = self._write(node)
-        for node in reversed(self.graph.nodes):  # qparams that are held otherwise now
-            if not node.users and (node.op == "get_attr" or node.target in _OF_QPARAMS):
+        for node in reversed(self.graph.nodes):  # qparams that are held otherwise now, and reals that nothing reads
+            if not node.users and (node.op == "get_attr" or node.target in _NEEDLESS):
                 self.graph.erase_node(node)
         return self.graph
 
@@ -121,15 +123,37 @@ class _Rewriting:
 
     def _write_static(self, node: Node) -> tuple[Node, Node]:
         """Write quantize per tensor or, with an axis, per channel. (CVT-01)"""
-        arguments: Any = node.args
-        value, *numbers, low, high, dtype = arguments
-        held = (attribute_of(self.reference, str(each.target)) if isinstance(each, Node) else each for each in numbers)
-        scale, zero_point, *axis = held
+        value = node.all_input_nodes[0]
+        held = (attribute_of(self.reference, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])
+        scale, zero_point, *axis, low, high, dtype = arguments = tuple(held)
         qparams = QParams(
             scale=torch.as_tensor(scale), zero_point=torch.as_tensor(zero_point), axis=axis[0] if axis else None,
             dtype=self._find_dtype(value, dtype), quant_min=low, quant_max=high,
         )  # fmt: skip
-        return self.emitter.write_static(self.values[value], qparams, self.scopes.get(value.name, value.name))
+        source = self.values[value]
+        if value.op == "get_attr" and qparams.dtype in QuantizedTensors.dtypes:
+            source = self._place_weight(node, arguments, qparams)
+            low, high = dtype_range(qparams.dtype)
+            qparams = replace(qparams, quant_min=low, quant_max=high)
+        return self.emitter.write_static(source, qparams, self.scopes.get(value.name, value.name))
+
+    def _place_weight(self, node: Node, arguments: tuple[Any, ...], qparams: QParams) -> Node:
+        """Return a weight of a function that is quantized to the same integers as before. (CVT-07, CVT-09)"""
+        value, quantize = node.all_input_nodes[0], cast(Any, node.target)
+        weight = attribute_of(self.reference, str(value.target))
+        if qparams.axis is None:
+            found = torch.quantize_per_tensor(weight, qparams.scale, qparams.zero_point, qparams.dtype)
+        else:
+            numbers = (qparams.scale, qparams.zero_point, qparams.axis)
+            found = torch.quantize_per_channel(weight, *numbers, qparams.dtype)
+        wanted = quantize(weight, *arguments)
+        dequantize = next(cast(Any, user.target) for user in node.users if is_dequantize(user))
+        moved = _move(weight, found, wanted, dequantize(wanted, *arguments))
+        if moved is weight:
+            return self.values[value]  # type: ignore[no-any-return]
+        name = free_name(self.reference, f"{value.name}_on_grid", self.attributes)
+        self.attributes[name] = moved
+        return self.graph.get_attr(name)
 
     def _find_dtype(self, value: Node, plain: torch.dtype) -> torch.dtype:
         """Return the quantized dtype of integers; the plain one where that was asked for, and for what has none."""
@@ -181,11 +205,20 @@ def _put_on_tensors(module: nn.Module) -> nn.Module:
 def _keep_integers(copied: Any, module: Any) -> None:
     """Move elements of a weight that quantized tensors would round to other integers onto those of the module.
 
-    They lie beyond a narrow range (CVT-09), or at a tie (CVT-07). All other elements keep their bits.
+    All other elements keep their bits.
     """
-    wanted, found = module.get_quantized_weight(), copied.get_quantized_weight()
-    if not found.is_quantized or torch.equal(wanted, found.int_repr()):  # rule: CVT-09
-        return
-    weight = module.weight.detach()
-    moved = weight.where(wanted == found.int_repr(), module.get_weight().to(weight.dtype))
-    copied.weight = nn.Parameter(moved, module.weight.requires_grad)
+    found, wanted = copied.get_quantized_weight(), module.get_quantized_weight()
+    if found.is_quantized:  # else it is the vendor's own way
+        copied.weight = _move(module.weight, found, wanted, module.get_weight())
+
+
+def _move(weight: Tensor, found: Tensor, wanted: Tensor, reals: Tensor) -> Tensor:
+    """Return a weight that is quantized to `wanted`, whose values are `reals`; itself where it is `found` so already.
+
+    Elements that are moved lie beyond a narrow range (CVT-09), or at a tie (CVT-07).
+    """
+    is_same = found.int_repr() == wanted
+    if bool(is_same.all()):  # rule: CVT-09
+        return weight
+    moved = weight.detach().where(is_same, reals.to(weight.dtype))
+    return nn.Parameter(moved, weight.requires_grad) if isinstance(weight, nn.Parameter) else moved
