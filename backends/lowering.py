@@ -12,8 +12,8 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
 from backends.graph_text import spell_graph
+from backends.quantized_form import to_quantized_form
 from refimpl import ModelError, export_reference
-from refimpl.quantized_form import to_quantized_form
 
 
 def lower_reference(

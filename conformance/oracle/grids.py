@@ -112,7 +112,12 @@ def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
 
 
 def ends_of(node: Node) -> tuple[int, int]:
-    """Return the lowest and the highest integer that a quantize node gives. (CVT-09)"""
+    """Return the lowest and the highest integer that a quantize node gives. (CVT-09)
+
+    Raises NoOracleError for a node of another form, as a user's own code may call it.
+    """
+    if not is_static(node):
+        raise NoOracleError(f"no rule in the oracle's table for {node}: it is not in the decomposed form")
     low, high = node.args[-3:-1]
     return int(low), int(high)  # type: ignore[arg-type]
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, symbolic_trace
 
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from refimpl.decomposed import OPS
 from tests.conformance.support.by_hand import (
     SX,
     SY,
@@ -201,11 +202,12 @@ def test_what_the_table_lacks_is_named() -> None:
 
 
 def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:
-    sizes = torch.fx.symbolic_trace(One(lambda x: x.relu().size(0)))
+    sizes = symbolic_trace(One(lambda x: x.relu().size(0)))
     with pytest.raises(NoOracleError, match="the model's output size is not a computed tensor"):
         Walk(sizes).exact((torch.zeros(2),))
-    constant = torch.fx.symbolic_trace(One(lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.quint8).dequantize()))
-    (quantize,) = (node for node in constant.graph.nodes if node.target is torch.quantize_per_tensor)
+    grid, quantizes = (0.5, 0, 0, 255, torch.uint8), OPS.quantize_per_tensor.default
+    constant = symbolic_trace(One(lambda x: OPS.dequantize_per_tensor.default(quantizes(x, *grid), *grid)))
+    (quantize,) = (node for node in constant.graph.nodes if node.target is quantizes)
     constant.weight = nn.Parameter(torch.ones(2))
     with constant.graph.inserting_before(quantize):
         quantize.replace_input_with(quantize.args[0], constant.graph.get_attr("weight"))
@@ -214,7 +216,14 @@ def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:
 
 
 def test_inputs_that_are_not_quantized_have_no_grids() -> None:
-    assert placeholder_grids(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))) == [None]
+    assert placeholder_grids(symbolic_trace(nn.Sequential(nn.ReLU()))) == [None]
+
+
+def test_a_user_who_quantizes_has_no_oracle() -> None:
+    x = on_grid(drawn_integers(8, seed=1), **X)  # type: ignore[arg-type]
+    own = symbolic_trace(One(lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.quint8).dequantize()))
+    with pytest.raises(NoOracleError, match="for quantize_per_tensor: it is not in the decomposed form"):
+        Walk(own).exact((x,))
 
 
 def test_an_op_in_place_leaves_the_walks_operands_as_they_are() -> None:

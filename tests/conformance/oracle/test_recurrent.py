@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Capabilities
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.oracle import recurrent
@@ -20,7 +21,6 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.recurrent import KINDS, ball
 from refimpl import lower
 from refimpl.lower import NOT_LOWERED
-from refimpl.quantized_form import to_quantized_form
 from tests.conformance.support.dynamic_flows import (
     FLOAT16,
     IN_FLOAT,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
 from conformance.oracle.error_bounds import OpCall, U, Value
@@ -20,7 +21,6 @@ from conformance.oracle.grids import NoOracleError
 from conformance.oracle.rules_dynamic import OP_RULES
 from refimpl import lower
 from refimpl.lower import NOT_LOWERED
-from refimpl.quantized_form import to_quantized_form
 from tests.conformance.support.dynamic_flows import (
     BYTES,
     IN_FLOAT,

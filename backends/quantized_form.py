@@ -125,7 +125,8 @@ class _Rewriting:
         """Write quantize per tensor or, with an axis, per channel. (CVT-01)"""
         value = node.all_input_nodes[0]
         held = (attribute_of(self.reference, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])
-        scale, zero_point, *axis, low, high, dtype = arguments = tuple(held)
+        arguments: tuple[Any, ...] = tuple(held)
+        scale, zero_point, *axis, low, high, dtype = arguments
         qparams = QParams(
             scale=torch.as_tensor(scale), zero_point=torch.as_tensor(zero_point), axis=axis[0] if axis else None,
             dtype=self._find_dtype(value, dtype), quant_min=low, quant_max=high,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import refimpl
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
-from refimpl.quantized_form import to_quantized_form
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend
 from tests.refimpl.support.qconfigs import minmax_qconfig
 
