@@ -52,11 +52,6 @@ class Representation(Enum):
     as integers that are dequantized, axis 0 dynamic where ``Capabilities.dynamic_batch`` says so. It is made from the
     decomposed form by ``refimpl.export_reference`` right before ``lower`` is called."""
 
-    @property
-    def of_models(self) -> Representation:
-        """The form of the reference models from which this form is made: DECOMPOSED for EXPORTED, else itself."""
-        return Representation.DECOMPOSED if self is Representation.EXPORTED else self
-
 
 class RoundingMode(Enum):
     """To which integer a rescaled result is rounded, before the zero point is added. (NUM-03, NUM-06)"""

@@ -1,4 +1,4 @@
-"""Has a backend lower reference models: the one place where a model is brought to the form EXPORTED.
+"""Has a backend lower reference models: the one place where a decomposed model is brought to another form.
 
 What ``lower`` returns is made a `Lowered` here, if it is another callable.
 """
@@ -12,25 +12,34 @@ from torch.fx import GraphModule
 
 from backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
 from backends.graph_text import spell_graph
+from backends.quantized_form import to_quantized_form
 from refimpl import ModelError, export_reference
 
 
 def lower_reference(
     backend: Backend, reference_model: GraphModule, example_inputs: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Return what the backend's ``lower`` makes of a reference model of the form ``representation.of_models``.
+    """Return what the backend's ``lower`` makes of a decomposed reference model, brought to the backend's form.
 
     A backend of the form EXPORTED gets the model's program, its batch dynamic if its Capabilities say so. Raises
-    UnsupportedPattern for a model that has no program, and what ``lower`` raises.
+    UnsupportedPattern for a model that has no program, as `in_form` does, and what ``lower`` raises.
     """
     if backend.representation is not Representation.EXPORTED:
-        return backend.lower(reference_model, example_inputs)
+        return backend.lower(in_form(backend.representation, reference_model), example_inputs)
     is_dynamic = backend.capabilities().dynamic_batch
     try:
         program = export_reference(reference_model, example_inputs, dynamic_batch=is_dynamic)
     except ModelError as error:
         raise UnsupportedPattern(f"it takes exported programs, and {error}") from error
     return backend.lower(program, example_inputs)
+
+
+def in_form(representation: Representation, reference_model: GraphModule) -> GraphModule:
+    """Return a decomposed reference model in a backend's form, or in that from which its program is made.
+
+    Raises QConfigError for a value that quantized tensors cannot have. (CVT-10)
+    """
+    return to_quantized_form(reference_model) if representation is Representation.QUANTIZED else reference_model
 
 
 def as_lowered(backend: Backend, made: Callable[..., Any]) -> Lowered:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
-from refimpl.bounded import BoundedTensors
 from refimpl.convert_mapping import find_float_decisions
 from refimpl.convert_walk import ConvertWalk
 from refimpl.custom_config import ConvertCustomConfig
@@ -64,16 +63,6 @@ def convert_to_reference_decomposed_fx(
     """
     form = Decomposed
     return _warned(_convert(graph_module, convert_custom_config, qconfig_mapping, backend_config, False, form))
-
-
-def convert_to_bounded_reference_fx(
-    graph_module: GraphModule, convert_custom_config: object | None = None
-) -> GraphModule:
-    """Convert a prepared model to a reference model on quantized tensors that keeps narrow ranges. (CVT-09)
-
-    To judge a claim of such a range, a clamp stands before each quantize. Errors are those of convert_to_reference_fx.
-    """
-    return _convert(graph_module, convert_custom_config, None, None, True, BoundedTensors)
 
 
 def convert_unwarned(

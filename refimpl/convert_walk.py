@@ -18,7 +18,6 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from refimpl.bounded import BoundedTensors
 from refimpl.custom_config import ConvertCustomConfig
 from refimpl.decide import quant_type_of
 from refimpl.dtype_choice import is_observed_dtype
@@ -250,7 +249,7 @@ class ConvertWalk:
             return float_module_of(module, where=name)
         return make_reference(  # rule: CVT-02, CVT-10
             module, decision.qconfig, self.state.references,
-            is_decomposed=self.is_decomposed, is_bounded=self.form is BoundedTensors, where=name, weight_dtype=dtype,
+            is_decomposed=self.is_decomposed, where=name, weight_dtype=dtype,
             weight_qparams=self.weight_qparams.get(id(module)),
         )  # fmt: skip
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-from refimpl.bounded import bound_weight
 from refimpl.dtype_choice import is_observed_dtype
 from refimpl.errors import ConfigError, ModelError, QConfigError, blame
 from refimpl.fusers import copy_plain, find_computed
@@ -27,7 +26,6 @@ from refimpl.qparams import (
     QParams,
     check_axis,
     compute_ranges_qparams,
-    dtype_range,
     is_plain,
     is_quantized_dtype,
     measure_channels,
@@ -49,15 +47,14 @@ def make_reference(
     *,
     is_decomposed: bool,
     where: str,
-    is_bounded: bool = False,
     weight_dtype: torch.dtype | None = None,
     weight_qparams: QParams | None = None,
 ) -> nn.Module:
     """Return the reference module of an accepted pattern's root, in its mode: its float weight, with qparams. (CVT-02)
 
     `module`: a float module, a fused one (its first part is replaced, in a copy) or a QAT module. `references` maps
-    root classes to reference classes (CFG-11). `is_bounded` keeps weights in a range narrower than the dtype's, which
-    quantized tensors do not. `weight_dtype`: the dtype config's. `weight_qparams`: measured ones (`measure_weights`).
+    root classes to reference classes (CFG-11). `weight_dtype`: the dtype config's. `weight_qparams`: measured ones
+    (`measure_weights`).
     A module without weight, or whose weight the QConfig leaves in float32, is returned in float (CVT-11). Raises
     ConfigError where a weight has no reference class or that class fails, QConfigError for the weight's observer.
     """
@@ -88,8 +85,6 @@ def make_reference(
     for name, qparams in measured.items():
         if qparams["dtype"] == torch.float16:
             _round_weight(quantized, name)
-        elif is_bounded and (qparams["quant_min"], qparams["quant_max"]) != dtype_range(qparams["dtype"]):
-            bound_weight(quantized, name, qparams)
     return _put_root(floating, quantized)  # rule: CVT-02
 
 
@@ -174,7 +169,7 @@ def _put_root(module: nn.Module, layer: nn.Module) -> nn.Module:
     """Return a layer; in the place of a fused module, a copy of that with it as the first part."""
     if _root_of(module) is module:
         return layer
-    copied: Any = _copy_shallow(module)
+    copied: Any = copy_shallow(module)
     copied[0] = layer
     return copied  # type: ignore[no-any-return]
 
@@ -193,7 +188,7 @@ def swap_module(
 
 def add_qconfig(module: Model, qconfig: Any) -> Model:
     """Return a copy of a module and its parts, with ``qconfig`` set. Its tensors are shared. (QCM-01)"""
-    copied = _copy_shallow(module)
+    copied = copy_shallow(module)
     copied._modules |= {name: add_qconfig(part, qconfig) for name, part in copied._modules.items() if part is not None}
     copied.qconfig = qconfig
     return copied
@@ -208,12 +203,12 @@ def remove_qconfig(model: Model) -> Model:
     copies: dict[nn.Module, nn.Module] = {}  # one module under two names stays one
     for name, part in model._modules.items():
         if part is not None and any("qconfig" in inner.__dict__ for inner in part.modules()):
-            copies[part] = copies[part] if part in copies else remove_qconfig(_copy_shallow(part))
+            copies[part] = copies[part] if part in copies else remove_qconfig(copy_shallow(part))
             model._modules[name] = copies[part]  # rule: CVT-08
     return model
 
 
-def _copy_shallow(module: Model) -> Model:
+def copy_shallow(module: Model) -> Model:
     """Copy a module: its own dicts, the same parts in them. copy.copy shares the dicts and refuses parametrizations."""
     copied = type(module).__new__(type(module))
     copied.__dict__.update({k: v.copy() if isinstance(v, dict) else v for k, v in module.__dict__.items()})
@@ -222,7 +217,7 @@ def _copy_shallow(module: Model) -> Model:
 
 def copy_module(module: Model) -> Model:
     """Copy a module that holds plain values, with its buffers and parts."""
-    copied = _copy_shallow(module)
+    copied = copy_shallow(module)
     copied._buffers |= {name: value.clone() for name, value in module._buffers.items() if value is not None}
     copied._modules |= {name: copy_module(part) for name, part in module._modules.items() if part is not None}
     return copied

@@ -7,12 +7,10 @@ All bounds are in terms of u and γₙ of error_bounds.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
 
 from conformance.oracle.error_bounds import (
     U64,
@@ -25,7 +23,6 @@ from conformance.oracle.error_bounds import (
     gamma,
     read_operands,
 )
-from refimpl import explain
 
 EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that was given none (NUM-02)
 
@@ -173,12 +170,3 @@ def bound_linear_products(call: OpCall) -> Errors:
         terms = F.linear(x.real.abs(), weight.real.abs(), None if bias is None else bias.abs())
         errors["oracle"] = gamma(weight.real.shape[-1] + 3, U64) * terms
     return errors
-
-
-def find_dynamic_range(model: GraphModule) -> tuple[int, int] | None:
-    """Find the integers that the QConfigs ask for dynamic inputs: not what an engine makes of them. (CVT-03)"""
-    for decision in explain(model).plan.decisions:
-        if decision.qconfig is not None and decision.dtype_config is not None and decision.dtype_config.is_dynamic:
-            observer: Any = decision.qconfig.activation()
-            return observer.quant_min, observer.quant_max
-    return None

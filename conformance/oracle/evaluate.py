@@ -1,6 +1,6 @@
 """The oracle: the exact real result of a reference model, and how far a right backend may be from it (NUM-03, NUM-04).
 
-It walks the reference graph, in either form. Weights enter as the integers that the reference model itself folds them
+It walks the decomposed reference graph. Weights enter as the integers that the reference model itself folds them
 to; between dequantize and quantize everything is float64, in which products and sums of 8-bit integers of these sizes
 are exact but for about 2⁻⁵⁰. Each value carries a bound on its error (error_bounds.py). Where a value is quantized and
 the bound lets it fall on either side of a tie, one step of error goes on; elsewhere none (exact.py).
@@ -42,7 +42,6 @@ from conformance.oracle.grids import (
     grid_of,
     integers_of,
     is_constant,
-    is_range_clamp,
     lay_along,
     qparams_of,
 )
@@ -77,7 +76,6 @@ class Walk:
 
     ``counts_weights``: the error of quantizing the weights counts too (cause ``weights``): for comparing a model before
     and after. ``can_clip``: then also that of weights beyond their range, which a vendor's observer may leave there.
-    ``dynamic_range``: the integers that a dynamic input is quantized to; None: those of its dtype.
     """
 
     def __init__(
@@ -87,12 +85,10 @@ class Walk:
         *,
         counts_weights: bool = False,
         can_clip: bool = False,
-        dynamic_range: tuple[int, int] | None = None,
     ) -> None:
         self.model = model
         self.capabilities = capabilities or Capabilities()
         self.counts_weights, self.can_clip = counts_weights, can_clip
-        self.dynamic_range = dynamic_range
         self.modules: dict[str, nn.Module] = dict(model.named_modules())
         self.values: dict[Node, Any] = {}
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
@@ -171,8 +167,6 @@ class Walk:
             if is_constant(node):
                 self._constants[node] = value
             return value
-        if is_range_clamp(node) and isinstance(source, Value):
-            return source  # rule: CVT-09; the grid's bounds clamp it
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: self.values[value])
         if node.op == "call_module" and is_custom(self.modules[str(node.target)]):
             return self._evaluate_custom(node, args)
@@ -285,9 +279,8 @@ class Walk:
             text = f"the forward of {type(module).__name__} cannot be traced: {type(error).__name__}: {error}"
             raise NoOracleError(text) from error
         walk = Walk(
-            GraphModule(module, graph), self.capabilities, counts_weights=self.counts_weights, can_clip=self.can_clip,
-            dynamic_range=self.dynamic_range,
-        )  # fmt: skip
+            GraphModule(module, graph), self.capabilities, counts_weights=self.counts_weights, can_clip=self.can_clip
+        )
         walk._references = self._references
         walk._left_in_float = frozenset()  # what follows the module decides
         return walk

@@ -1,4 +1,4 @@
-"""Grids: the integers that a value of a reference model is quantized to, read off its graph (rules NUM-01, CVT-09)."""
+"""Grids: the integers that a value of a reference model is quantized to, read off its graph (NUM-01, CVT-09)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from refimpl.decomposed import OPS
 from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.observers import dtype_range
 from refimpl.tracing import attribute_of
 
 
@@ -56,6 +56,12 @@ class Grid:
         return {"scale": self.scale, "zero_point": self.zero_point, "range": bounds, "dtype": self.dtype}
 
 
+_STATIC = frozenset(
+    getattr(OPS, f"{verb}_per_{extent}").default
+    for verb in ("quantize", "dequantize") for extent in ("tensor", "channel")
+)  # fmt: skip
+
+
 class NoOracleError(Exception):
     """The reference graph holds something that the oracle cannot evaluate."""
 
@@ -82,30 +88,6 @@ def qparams_of(model: GraphModule, node: Node) -> tuple[Tensor, Tensor, int | No
     return scale, zero_point, axis if isinstance(axis, int) else None
 
 
-def quantized_from(node: Node) -> Node:
-    """Look through the clamp that stands, on quantized tensors, for a range narrower than the dtype's. (CVT-09)"""
-    return next(iter(node.users)) if is_range_clamp(node) else node
-
-
-def is_range_clamp(node: Any) -> bool:
-    """Tell whether a node is the clamp of a narrower quantized range: ``torch.clamp``, then quantize. (CVT-09)
-
-    It differs from a clamp of the user's by its bounds, which are whole steps of the grid.
-    """
-    if not isinstance(node, Node) or node.target is not torch.clamp or len(node.args) != 3 or len(node.users) != 1:
-        return False
-    quantize = next(iter(node.users))
-    bounds = node.args[1:]
-    if not is_quantize(quantize) or len(quantize.args) == 6 or quantize.target is torch.quantize_per_channel:
-        return quantize.target is torch.quantize_per_channel
-    if not all(isinstance(bound, float) for bound in bounds) or quantize.graph.owning_module is None:
-        return False
-    scale, zero_point, _ = qparams_of(quantize.graph.owning_module, quantize)
-    steps = [torch.tensor(bound).double() / scale + zero_point for bound in bounds]
-    return all(torch.tensor(float((step.round() - zero_point).float() * scale.float())) == torch.tensor(bound)
-               for step, bound in zip(steps, bounds, strict=True))  # fmt: skip
-
-
 def is_constant(node: Node) -> bool:
     """Tell whether a value depends only on attributes of the model: a weight, or a tensor that a function makes."""
     waiting, seen = [node], {node}
@@ -130,23 +112,26 @@ def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
 
 
 def ends_of(node: Node) -> tuple[int, int]:
-    """Return the lowest and the highest integer that a quantize node gives, but for a clamp before it."""
-    bounds = node.args[-3:-1] if len(node.args) in (6, 7) else ()
-    dtype = node.args[-1]
-    assert isinstance(dtype, torch.dtype)
-    return (int(bounds[0]), int(bounds[1])) if bounds else dtype_range(dtype)  # type: ignore[arg-type]
+    """Return the lowest and the highest integer that a quantize node gives. (CVT-09)
+
+    Raises NoOracleError for a node of another form, as a user's own code may call it.
+    """
+    if not is_static(node):
+        raise NoOracleError(f"no rule in the oracle's table for {node}: it is not in the decomposed form")
+    low, high = node.args[-3:-1]
+    return int(low), int(high)  # type: ignore[arg-type]
+
+
+def is_static(node: Node) -> bool:
+    """Tell whether a node quantizes or dequantizes with qparams that the model holds."""
+    return node.target in _STATIC
 
 
 def grid_of(model: GraphModule, node: Node) -> Grid:
-    """Return the grid of a per-tensor quantize node, in either form of the reference model."""
+    """Return the grid of a per-tensor quantize node."""
     scale, zero_point, _ = qparams_of(model, node)
-    dtype = node.args[-1]
-    assert isinstance(dtype, torch.dtype)
     low, high = ends_of(node)
-    source: Any = node.args[0]
-    if len(node.args) != 6 and is_range_clamp(source):
-        low, high = (round(bound / float(scale)) + int(zero_point) for bound in source.args[1:])
-    name = str(dtype).removeprefix("torch.")
+    name = str(node.args[-1]).removeprefix("torch.")
     return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
 
 
@@ -161,15 +146,8 @@ def place_on_grids(model: GraphModule, batch: Sequence[Tensor]) -> tuple[Tensor,
     return tuple(value if grid is None else grid.place(value) for value, grid in pairs)
 
 
-_AT_RUN_TIME = ("to", torch.quantize_per_tensor_dynamic)
-
-
 def _find_grid(model: GraphModule, node: Node) -> Grid | None:
-    for user in map(quantized_from, node.users):
-        is_static = is_quantize(user) and user.target not in _AT_RUN_TIME and isinstance(user.args[-1], torch.dtype)
-        if is_static and all(not isinstance(number, Node) or number.op == "get_attr" for number in user.args[1:3]):
-            return grid_of(model, user)
-    return None
+    return next((grid_of(model, user) for user in node.users if is_static(user)), None)
 
 
 def output_step(model: GraphModule) -> float:

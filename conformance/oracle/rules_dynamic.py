@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from backends.base import Capabilities
-from conformance.oracle.dynamic import EPS, bound_linear_products, dequantize, dynamic_quantize, halve
+from conformance.oracle.dynamic import bound_linear_products, dequantize, dynamic_quantize, halve
 from conformance.oracle.error_bounds import (
     DOT_PRODUCT,
     FUNCTION,
@@ -34,7 +34,6 @@ from conformance.oracle.error_bounds import (
 from conformance.oracle.grids import NoOracleError, integers_of
 from conformance.oracle.recurrent import KINDS, run_recurrent
 from refimpl.decomposed import OPS
-from refimpl.observers import dtype_range
 
 
 class Walker(Protocol):
@@ -46,7 +45,6 @@ class Walker(Protocol):
 
     capabilities: Capabilities
     counts_weights: bool
-    dynamic_range: tuple[int, int] | None
     values: dict[Node, Any]
 
 
@@ -71,24 +69,6 @@ OP_RULES: dict[Any, OpRule] = {
 NodeHandler: TypeAlias = Callable[[Walker, Node], Any]
 
 
-def _quantize_dynamic(walk: Walker, node: Node) -> Value:
-    """``quantize_per_tensor_dynamic(x, dtype, reduce_range)``: to the walk's range, else to the node's. (CVT-03)"""
-    value, dtype, *reduce_range = node.args
-    assert isinstance(value, Node) and isinstance(dtype, torch.dtype)
-    x = walk.values[value]
-    if dtype is torch.float16:
-        return _count_change(walk, x, halve(x))
-    low, high = dtype_range(dtype)
-    if any(reduce_range):  # one bit less
-        low, high = int(low / 2), high // 2
-    return _quantize(walk, x, low, high, EPS)
-
-
-def _quantize(walk: Walker, x: Value, low: int, high: int, eps: float) -> Value:
-    floor = walk.capabilities.dynamic_scale_floor
-    return _count_change(walk, x, dynamic_quantize(x, *(walk.dynamic_range or (low, high)), max(eps, floor)))
-
-
 def _count_change(walk: Walker, x: Value | Tensor, quantized: Value) -> Value:
     """The quantized value; where the walk compares with the float model, its change is an error."""
     if not walk.counts_weights:
@@ -102,8 +82,8 @@ def _quantize_chosen(walk: Walker, node: Node) -> Value:
     Their smallest scale is an argument of ``choose_qparams(x, low, high, eps, dtype)``.
     """
     value, scale, _, low, high, _ = cast(tuple[Node, Node, Node, int, int, Any], node.args)
-    eps = float(scale.all_input_nodes[0].args[3])  # type: ignore[arg-type]
-    return _quantize(walk, walk.values[value], low, high, eps)
+    eps = max(float(scale.all_input_nodes[0].args[3]), walk.capabilities.dynamic_scale_floor)  # type: ignore[arg-type]
+    return _count_change(walk, walk.values[value], dynamic_quantize(walk.values[value], low, high, eps))
 
 
 def _cast(walk: Walker, node: Node) -> Any:
@@ -127,11 +107,9 @@ def _get_item(walk: Walker, node: Node) -> Any:
 
 
 NODES: Mapping[Any, NodeHandler] = {
-    torch.quantize_per_tensor_dynamic: _quantize_dynamic,
     OPS.choose_qparams.tensor: lambda walk, node: (None, None),  # quantize_per_tensor derives them itself
     OPS.quantize_per_tensor.tensor: _quantize_chosen,
     OPS.convert_element_type.no_fuse: _cast,
-    "to": _cast,
     operator.getitem: _get_item,
 }
 

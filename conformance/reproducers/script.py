@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from backends.base import Representation
+from backends.lowering import in_form
 from backends.names import describe_error
 from conformance.claims.inputs import Batch
-from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
@@ -108,7 +108,7 @@ class Failure:
 
 def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str:
     """Write the script of a failure. Raises NoScriptError for a module that can be neither constructed nor pickled."""
-    model = failure.model
+    model = in_form(bench.backend.representation, failure.model)
     body = [
         "class Reference(nn.Module):",
         "    def __init__(self) -> None:",
@@ -350,7 +350,7 @@ def _write_assertions(failure: Failure, bench: Bench) -> Iterator[str]:
     elif check.rule == "NUM-07":
         yield from _REPEATED if "change" in evidence else _KEPT
     elif check.verdict is not Verdict.CRASHED:
-        walk = Walk(failure.model, bench.capabilities, dynamic_range=find_dynamic_range(failure.model))
+        walk = Walk(failure.model, bench.capabilities)
         yield from _write_comparison(check, walk.exact(failure.batch), evidence.get("where", Where()).output or 0)
 
 

@@ -50,7 +50,7 @@ class Exported:
 
 
 def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBackend:
-    """Return the backend with the form of models that the formats hold. Raises FormatError where they hold two."""
+    """Return the backend with the form of models that the formats hold."""
     form = choose_form(backend.representation, formats)
     text = json.dumps(json.loads(backend.text) | {"representation": form.name})
     return RemoteBackend(replace(backend.description, representation=form), text=text)

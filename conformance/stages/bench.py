@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation
+from backends.lowering import in_form
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.effort import PROFILES
 from conformance.claims.preparation import Preparation
 from conformance.claims.quick import Share, shares_of
+from conformance.oracle.grids import is_static
 from conformance.remote.executor import executor_of
-from refimpl import BackendConfig, convert_to_reference_decomposed_fx, convert_to_reference_fx
+from refimpl import BackendConfig, convert_to_reference_decomposed_fx
 from refimpl.backend_config import as_backend_config
-from refimpl.convert import convert_to_bounded_reference_fx
+from refimpl.qparams import dtype_range, is_quantized_dtype
 
 
 class Bench:
@@ -59,12 +62,32 @@ class Bench:
         return int.from_bytes(digest[:6], "big")
 
     def convert(self, prepared: GraphModule, *, is_bounded: bool = True) -> GraphModule:
-        """Return the reference model in the backend's representation, or in that from which this is made.
+        """Return the decomposed reference model, from which the backend's form is made as it is lowered.
 
         ``is_bounded``: also quantized tensors keep ranges narrower than their dtype's, as to judge a claim of such a
-        range needs; else they are as users convert them. (CVT-09)
+        range needs; else they are as users convert them. (CVT-09) Raises QConfigError also for what the backend's form
+        cannot say. (CVT-10)
         """
-        if self.backend.representation is not Representation.QUANTIZED:
-            return convert_to_reference_decomposed_fx(prepared, self.preparation.convert)
-        convert = convert_to_bounded_reference_fx if is_bounded else convert_to_reference_fx
-        return convert(prepared, self.preparation.convert)
+        reference = convert_to_reference_decomposed_fx(prepared, self.preparation.convert)
+        form = self.backend.representation
+        if form is Representation.QUANTIZED and not is_bounded:
+            _widen(reference)
+        in_form(form, reference)
+        return reference
+
+
+def _widen(reference: GraphModule) -> None:
+    """Let a reference model's values and weights have all integers of their dtypes, as quantized tensors do. (CVT-09)
+
+    What is quantized at run time keeps its range.
+    """
+    for module in reference.modules():
+        if isinstance(module, GraphModule):
+            for node in module.graph.nodes:
+                if is_static(node):
+                    *numbers, _, _, dtype = node.args
+                    node.args = (*numbers, *dtype_range(dtype), dtype)
+            module.recompile()
+        elif is_quantized_dtype(getattr(module, "weight_dtype", None)) and hasattr(module, "weight_quant_min"):
+            held: Any = module
+            held.weight_quant_min, held.weight_quant_max = dtype_range(held.weight_dtype)

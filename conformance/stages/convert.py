@@ -20,7 +20,7 @@ from conformance.claims.kinds import INTEGERS
 from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE, Walk
-from conformance.oracle.grids import NoOracleError, integers_of, lay_along, quantized_from
+from conformance.oracle.grids import NoOracleError, integers_of, lay_along
 from conformance.oracle.own_modules import HELD, find_reference_kind, is_custom
 from conformance.stages.calibration import keeps_statistics
 from conformance.stages.dynamic_checks import check_reference_dynamic
@@ -33,7 +33,7 @@ from refimpl.observers import is_quantized_dtype
 
 
 def convert_to_reference(run: ClaimState, state: CaseState) -> Iterator[Fault]:
-    """Convert a prepared model to the reference model, in the backend's representation.
+    """Convert a prepared model to the reference model.
 
     Judged are its quantize and dequantize nodes and its root (CVT-01, CVT-02, CVT-06), once per variant the function
     that it computes (FUS-06, CVT-02), and the grids after calibration (CVT-01).
@@ -69,7 +69,7 @@ def check_reference(claim: Claim, reference: GraphModule) -> Iterator[Fault]:
         return
     ends = [("output", output.args[0])]
     users = (user for node in nodes if node.op == "placeholder" for user in node.users)
-    ends += [("input", quantized_from(user)) for user in users if user.target not in READS_SHAPE]
+    ends += [("input", user) for user in users if user.target not in READS_SHAPE]
     for role, node in ends:
         claimed = getattr(claim.dtypes, f"{role}_dtype")
         custom = reference.get_submodule(str(node.target)) if node.op == "call_module" else None

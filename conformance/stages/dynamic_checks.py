@@ -20,7 +20,6 @@ from conformance.machine.guard import guard
 from refimpl import explain
 from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.invariants import find_observers, is_dequantize, is_quantize
-from refimpl.observers import dtype_range
 
 
 @guard("prepare.check_prepared_dynamic")
@@ -100,7 +99,7 @@ def _check_input(claim: Claim, kind: Kind, first: Node) -> Iterator[Fault]:
 
 
 def _quantizes(node: Node) -> bool:
-    """Tell whether a node quantizes or casts to half precision, in either form of the reference model."""
+    """Tell whether a node quantizes or casts to half precision."""
     return is_quantize(node) or (node.target is OPS.convert_element_type.no_fuse and torch.float16 in node.args)
 
 
@@ -110,12 +109,9 @@ def _dtype_of(quantize: Node) -> Any:
 
 
 def _range_of(quantize: Node) -> tuple[int, int]:
-    """Return the ends of its integers: arguments, or those of its dtype, with ``reduce_range`` one bit less."""
-    if quantize.target is not torch.quantize_per_tensor_dynamic:
-        low, high = (int(end) for end in quantize.args[3:5])  # type: ignore[arg-type]
-        return low, high
-    low, high = dtype_range(_dtype_of(quantize))
-    return (int(low / 2), high // 2) if quantize.args[2] else (low, high)
+    """Return the ends of its integers."""
+    low, high = (int(end) for end in quantize.args[3:5])  # type: ignore[arg-type]
+    return low, high
 
 
 def _find_module_dtypes(reference: GraphModule) -> Iterator[torch.dtype]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from backends.base import Capabilities, Requantize
-from conformance.claims.qconfigs import dynamic_range_of
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import Walk
@@ -31,7 +30,7 @@ def compare_with_exact(run: ClaimState, state: CaseState) -> Iterator[Fault]:
     A wrong output does not end the case. A model that raises for one input is not run on the others.
     """
     claim, bench = run.claim, run.bench
-    walk = Walk(state.reference, capabilities_for(bench, state), dynamic_range=dynamic_range_of(claim))
+    walk = Walk(state.reference, capabilities_for(bench, state))
     places = [Where(case=state.case.name, input=name) for name, _ in state.inputs]
     outputs = run_all(state.lowered, places, [inputs for _, inputs in state.inputs])
     compared = list[Sequence[Exact]]()

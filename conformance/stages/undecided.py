@@ -9,7 +9,6 @@ import torch
 
 from backends.base import Capabilities
 from conformance.claims.claim import Claim
-from conformance.claims.qconfigs import dynamic_range_of
 from conformance.claims.registry import roundings_in
 from conformance.machine.fault import Fault
 from conformance.oracle.evaluate import Walk
@@ -50,7 +49,7 @@ def _explain_undecided(run: ClaimState, state: CaseState, exacts: Sequence[Exact
 
     "" if these are not apart either: a relu of negative numbers is 0 whatever they are.
     """
-    walk = Walk(state.reference, dynamic_range=dynamic_range_of(run.claim))
+    walk = Walk(state.reference)
     plain = [[replace(each, errors={}) for each in walk.exact(inputs)] for _, inputs in state.inputs]
     if not _tells_inputs_apart(plain):
         return ""

@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.oracle.grids import is_range_clamp
 from conformance.stages.meaning import SWITCHES
 from refimpl.decomposed import OPS
 from refimpl.invariants import is_dequantize, is_quantize
@@ -80,7 +79,7 @@ def find_written(reference: GraphModule, floating: GraphModule) -> list[Node]:
 def _rounds(node: Node) -> bool:
     """Tell whether a node that convert wrote passes a value on, rounded or dequantized."""
     is_cast = node.target is OPS.convert_element_type.no_fuse
-    return is_cast or is_quantize(node) or is_dequantize(node) or is_range_clamp(node)
+    return is_cast or is_quantize(node) or is_dequantize(node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

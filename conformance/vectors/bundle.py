@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.lowering import in_form
 from backends.names import describe_error
 from conformance.machine.whole_files import UNFINISHED
 from conformance.oracle.grids import Grid
@@ -97,7 +98,8 @@ class BundleWriter:
             fault = path.with_suffix(f"{path.suffix}.txt")
             if not path.exists() and not fault.exists():
                 try:
-                    data = FORMATS[name](case.model, case.example)
+                    model = in_form(case.form, case.model) if name == "fx" else case.model
+                    data = FORMATS[name](model, case.example)
                 except Exception as error:  # an exporter's refusal is for the vendor to see, and costs no other case
                     write_once(fault, f"{describe_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
                 else:

@@ -39,8 +39,6 @@ PLAIN = "json"
 """The format of the plain graph, which every bundle has."""
 NEEDS: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx", "onnxscript")}
 """The packages that a format needs."""
-EXPORTED = ("pt2", "onnx")
-"""The formats that are made by torch.export, which takes the decomposed form only."""
 
 
 class FormatError(Exception):
@@ -59,17 +57,6 @@ def choose_formats(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def choose_form(own: Representation, formats: Collection[str]) -> Representation:
-    """Return the form of models that a bundle holds. Raises FormatError where its formats hold two.
-
-    ``fx`` holds the form that the backend's own ``lower`` takes, or from which it is made; the others the decomposed
-    one.
-    """
-    if "fx" not in formats:
-        return Representation.DECOMPOSED
-    own = own.of_models
-    if own is not Representation.DECOMPOSED and {*formats} & {*EXPORTED}:
-        raise FormatError(
-            f"fx holds models in the form {own.value!r} that lower takes, pt2 and onnx only hold "
-            f"{Representation.DECOMPOSED.value!r}; export them into two bundles"
-        )
-    return own
+    """Return the form of the models in a bundle: the decomposed one, or for ``fx`` that which ``lower`` takes."""
+    is_own = "fx" in formats and own is Representation.QUANTIZED
+    return own if is_own else Representation.DECOMPOSED

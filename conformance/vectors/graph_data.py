@@ -1,7 +1,6 @@
 """A reference model as a plain graph: nodes as data, tensors as arrays. docs/vectors.md is the format's description.
 
-A reader needs no framework: quantize and dequantize have one spelling in both forms of a reference model, weights are
-integers with their qparams, and a fused module is the chain of its parts.
+A reader needs no framework: weights are integers with their qparams, and a fused module is the chain of its parts.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.oracle.grids import Grid, ends_of, grid_of, lay_along, qparams_of
+from conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
 from conformance.oracle.own_modules import ends_of_weight
 from conformance.vectors.files import Array, spell_json
 from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.invariants import is_dequantize, is_quantize
+from refimpl.invariants import is_quantize
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of
@@ -89,7 +88,7 @@ class _Draft:
 
 
 def spell_model(model: GraphModule) -> GraphData:
-    """Return a reference model, in either form, as data."""
+    """Return a reference model as data."""
     draft = _Draft(model=model)
     inputs, outputs = list[str](), Any
     for node in model.graph.nodes:
@@ -108,10 +107,9 @@ def _spell_node(draft: _Draft, node: Node) -> Data:
     """Add a node to the draft, or several for a fused module; return what stands for its value."""
     if node.op == "get_attr":
         return draft.hold(str(node.target), attribute_of(draft.model, str(node.target)))
-    if is_quantize(node) and _is_static(node):
-        return _spell_quantize(draft, node)
-    if is_dequantize(node) and (known := _spell_dequantize(draft, node)) is not None:
-        return known
+    if is_static(node):
+        is_constant = all(operand.op == "get_attr" for operand in node.all_input_nodes)
+        return _hold_integers(draft, node) if is_constant else _spell_static(draft, node)
     args, kwargs = draft.spell(node.args), draft.spell(node.kwargs)
     if node.op == "call_module":
         module = draft.model.get_submodule(str(node.target))
@@ -127,53 +125,31 @@ def _name_function(target: Any) -> str:
 # -- quantize and dequantize ------------------------------------------------------------------------------------------
 
 
-def _is_static(node: Node) -> bool:
-    """Tell whether a quantize node has its qparams from the model, not from a run."""
-    if node.target in ("to", torch.quantize_per_tensor_dynamic):
-        return False
-    numbers = [number for number in node.args[1:3] if isinstance(number, Node)]
-    return all(number.op == "get_attr" for number in numbers)
+def _hold_integers(draft: _Draft, node: Node) -> Data:
+    """Hold a constant that is quantized as the integers that it becomes."""
+    target: Any = node.target
+    operands = [attribute_of(draft.model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
+    return draft.hold(f"{node.name}.integers", target(*operands))
 
 
-def _spell_quantize(draft: _Draft, node: Node) -> Data:
-    """Add a quantize node; a constant is held as the integers that it becomes."""
-    if all(operand.op == "get_attr" for operand in node.all_input_nodes):
-        target: Any = node.target
-        operands = [attribute_of(draft.model, str(arg.target)) if isinstance(arg, Node) else arg for arg in node.args]
-        return draft.hold(f"{node.name}.integers", _plain(target(*operands)).to(_plain_dtype_of(node)))
-    return draft.add(node.name, "quantize", args=draft.spell(node.args[:1]), **_spell_qparams(draft, node))
-
-
-def _spell_dequantize(draft: _Draft, node: Node) -> Data | None:
-    """Add a dequantize node with the qparams of what quantized its operand; None: they are chosen by the run."""
-    source: Any = node.args[0]
-    from_node = node if node.op == "call_function" else source
-    if not isinstance(source, Node) or not (is_quantize(from_node) or from_node is node) or not _is_static(from_node):
-        return None
-    return draft.add(node.name, "dequantize", args=draft.spell(node.args[:1]), **_spell_qparams(draft, from_node))
+def _spell_static(draft: _Draft, node: Node) -> Data:
+    """Add a quantize or dequantize node with its qparams."""
+    op = "quantize" if is_quantize(node) else "dequantize"
+    return draft.add(node.name, op, args=draft.spell(node.args[:1]), **_spell_qparams(draft, node))
 
 
 def _spell_qparams(draft: _Draft, node: Node) -> Data:
     """Return the qparams of a quantize or dequantize node: numbers, or arrays along an axis."""
     scale, zero_point, axis = qparams_of(draft.model, node)
     if axis is None:
-        if is_quantize(node):
-            return spell_grid(grid_of(draft.model, node))
-        low, high = ends_of(node)
-        name = name_of(_plain_dtype_of(node))
-        return spell_grid(Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name))
+        return spell_grid(grid_of(draft.model, node))
     low, high = ends_of(node)
+    dtype: Any = node.args[-1]
     held = {
         "scale": draft.hold(f"{node.name}.scale", scale.float()),
         "zero_point": draft.hold(f"{node.name}.zero_point", zero_point.int()),
     }
-    return held | {"axis": axis, "low": low, "high": high, "dtype": name_of(_plain_dtype_of(node))}
-
-
-def _plain_dtype_of(node: Node) -> torch.dtype:
-    dtype = node.args[-1]
-    assert isinstance(dtype, torch.dtype)
-    return PLAIN_DTYPE[dtype]
+    return held | {"axis": axis, "low": low, "high": high, "dtype": name_of(dtype)}
 
 
 def spell_grid(grid: Grid) -> Data:

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
-from backends.base import Capabilities
+from backends.base import Capabilities, Representation
 from conformance.claims.inputs import Batch
-from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.remote.client import Ask, Remake, RemoteBackend
@@ -36,13 +35,15 @@ from refimpl.invariants import is_dequantize
 class RecordedCase:
     """A model that was lowered in a piece of work, and its runs.
 
-    ``expected``: for each run and output what is right; None: the oracle does not know.
+    ``form``: that in which ``lower`` takes the model. ``expected``: for each run and output what is right; None: the
+    oracle does not know.
     """
 
     name: str
     work: str
     data: GraphData
     model: GraphModule
+    form: Representation
     example: tuple[Any, ...]
     runs: RunsData
     expected: list[list[Interval] | None] = field(default_factory=list)
@@ -75,7 +76,7 @@ class RecordingBackend(RemoteBackend):
         if case is None:
             case = self._cases[name] = RecordedCase(
                 name=name, work=self._work, data=data, model=reference_model, example=example_inputs,
-                runs=RunsData(grids=placeholder_grids(reference_model)),
+                form=self.representation, runs=RunsData(grids=placeholder_grids(reference_model)),
             )  # fmt: skip
         return RecordedModel(case, self.capabilities())
 
@@ -119,7 +120,7 @@ class RecordedModel(HeldModel):
     def __init__(self, case: RecordedCase, capabilities: Capabilities) -> None:
         self._case = case
         model = case.model
-        self._walk = Walk(model, capabilities, dynamic_range=find_dynamic_range(model))
+        self._walk = Walk(model, capabilities)
         self._gives_tensor = is_dequantize(model.graph.output_node().args[0])
         self._answers: dict[str, tuple[Any, list[Interval] | None]] = {}
 

@@ -28,7 +28,7 @@ from refimpl.observers import is_quantized_dtype
 from refimpl.tracing import layer_of
 from reports.verdicts import Verdict
 
-TAKES_INTEGERS = ("q_scale", "q_zero_point", *READS_SHAPE)
+TAKES_INTEGERS = READS_SHAPE
 """What reads of a quantized value something else than its numbers."""
 
 

@@ -21,7 +21,6 @@ from conformance.claims.inputs import Batch
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
 from conformance.machine.messages import Begin
-from conformance.oracle.dynamic import find_dynamic_range
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
@@ -185,7 +184,7 @@ def _compare_batches(
     bench: Bench, model: GraphModule, lowered: LoweredModel, batches: Sequence[Batch], moves_only: bool
 ) -> Iterator[Comparison]:
     """Compare every output for every batch, and the first batch's with those of a second run. (NUM-07)"""
-    walk = Walk(model, bench.capabilities, dynamic_range=find_dynamic_range(model))
+    walk = Walk(model, bench.capabilities)
     grids = tuple(placeholder_grids(model))
     places = [Where(input=f"batch {number}") for number in range(len(batches))]
     outputs = list(run_all(lowered, places, batches))

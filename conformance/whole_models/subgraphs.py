@@ -18,8 +18,9 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from conformance.claims.claim import op_moves
 from conformance.claims.inputs import Batch
-from conformance.oracle.grids import is_constant, is_range_clamp
+from conformance.oracle.grids import is_constant, is_static
 from refimpl import explain
+from refimpl.decomposed import OPS
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.plan import SHARE, Decision
 from refimpl.tracing import finish
@@ -116,9 +117,9 @@ class _Cut:
         """Bring a value in: constants and quantization as they are, data as an input, sizes as numbers."""
         if node in self.copies:
             return
-        if is_quantize(node) and (self.enters_constants or not is_constant(node)):
+        if (is_quantize(node) or _casts(node, torch.float16)) and (self.enters_constants or not is_constant(node)):
             self._quantize(node)
-        elif is_constant(node) or is_dequantize(node) or _is_chosen(node):
+        elif is_constant(node) or is_dequantize(node) or _casts(node, torch.float32) or _is_chosen(node):
             for value in node.all_input_nodes:
                 self._take(value)
             self._copy(node)
@@ -128,20 +129,14 @@ class _Cut:
             self.copies[node] = self.recorded[0][node]
 
     def _quantize(self, node: Node) -> None:
-        """Quantize an input: the real values of its integers, or all of it where qparams are chosen at run time.
-
-        The clamp of a narrower range stays. (CVT-09)
-        """
-        value, *numbers = node.all_input_nodes
+        """Quantize an input: the real values of its integers, or all of it where qparams are chosen at run time."""
+        source, *numbers = node.all_input_nodes
         for number in numbers:
             self._take(number)
-        clamp = value if is_range_clamp(value) else None
-        source = value if clamp is None else value.all_input_nodes[0]
         if source not in self.copies and (self.enters_constants or not is_constant(source)):
-            on_grid = filter(is_dequantize, () if _is_dynamic(node) else node.users)
+            on_grid = filter(is_dequantize, node.users if is_static(node) else ())
             self._enter(source, next(on_grid, source))
-        for copied in (node,) if clamp is None else (clamp, node):
-            self._copy(copied)
+        self._copy(node)
 
     def _enter(self, node: Node, like: Node) -> None:
         """Make an input that stands for a node, with the values of one that is `like` it."""
@@ -169,20 +164,18 @@ class _Cut:
 
     def _write_result(self, leaf: Node) -> Node:
         """Quantize and dequantize a result as the reference does; one that it leaves in float goes out as it is."""
-        for user in leaf.users:
-            quantize = next(iter(user.users)) if is_range_clamp(user) else user
+        for quantize in leaf.users:
             dequantize = next(filter(is_dequantize, quantize.users), None)
-            if is_quantize(quantize) and dequantize is not None and not _is_dynamic(quantize):
-                for node in (*quantize.all_input_nodes[1:], user, quantize):
+            if is_quantize(quantize) and dequantize is not None and is_static(quantize):
+                for node in (*quantize.all_input_nodes[1:], quantize):
                     self._copy(node)
                 return self._copy(dequantize)
         return self._copy(leaf)
 
 
-def _is_dynamic(quantize: Node) -> bool:
-    """Tell whether qparams are chosen while the model runs."""
-    is_chosen = any(map(_is_chosen, quantize.all_input_nodes[1:]))
-    return is_chosen or quantize.target is torch.quantize_per_tensor_dynamic
+def _casts(node: Node, dtype: torch.dtype) -> bool:
+    """Tell whether a node casts to half precision, or back from it. (CVT-04)"""
+    return node.target is OPS.convert_element_type.no_fuse and node.args[1] is dtype
 
 
 def _is_chosen(node: Node) -> bool:

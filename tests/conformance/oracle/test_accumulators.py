@@ -15,7 +15,7 @@ from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import grid_of, is_constant
 from refimpl.invariants import is_quantize
-from tests.conformance.support.by_hand import SX, SY, X, Y, both_forms, quantized, weighted
+from tests.conformance.support.by_hand import SX, SY, X, Y, quantized, weighted
 from tests.conformance.support.flows import One, Two, drawn_integers, on_grid
 
 U = 2.0**-24
@@ -26,8 +26,8 @@ def images(seed: int = 1) -> Tensor:
     return on_grid(drawn_integers(2, 3, 4, 4, seed=seed), **X)  # type: ignore[arg-type]
 
 
-def exact(model: nn.Module, *inputs: Tensor, is_decomposed: bool = True, **capabilities: Any) -> Exact:
-    (found,) = Walk(quantized(model, *inputs, is_decomposed=is_decomposed), Capabilities(**capabilities)).exact(inputs)
+def exact(model: nn.Module, *inputs: Tensor, **capabilities: Any) -> Exact:
+    (found,) = Walk(quantized(model, *inputs), Capabilities(**capabilities)).exact(inputs)
     return found
 
 
@@ -37,12 +37,11 @@ def step_of(found: Exact) -> float | None:
 
 
 @pytest.mark.rule("NUM-04")
-@both_forms
-def test_the_step_of_an_accumulator_is_that_of_its_products(is_decomposed: bool) -> None:
+def test_the_step_of_an_accumulator_is_that_of_its_products() -> None:
     layer = nn.Conv2d(3, 4, 3)
     _, scales = weighted(layer, False)
-    assert step_of(exact(nn.Sequential(layer), images(), is_decomposed=is_decomposed)) == float(SX * scales[0])
-    relu = exact(nn.Sequential(layer, nn.ReLU()), images(), is_decomposed=is_decomposed)
+    assert step_of(exact(nn.Sequential(layer), images())) == float(SX * scales[0])
+    relu = exact(nn.Sequential(layer, nn.ReLU()), images())
     assert step_of(relu) == float(SX * scales[0]) and not relu.is_function
 
 
@@ -85,11 +84,10 @@ def test_an_end_of_a_clamp_is_marked() -> None:
 
 
 @pytest.mark.rule("NUM-04")
-@both_forms
-def test_the_slack_of_a_declared_multiplier_is_that_of_its_bits(is_decomposed: bool) -> None:
+def test_the_slack_of_a_declared_multiplier_is_that_of_its_bits() -> None:
     layer = nn.Conv2d(3, 4, 3, bias=False)
     weighted(layer, False)
-    found = exact(nn.Sequential(layer), images(), is_decomposed=is_decomposed, requantize=Requantize(multiplier_bits=9))
+    found = exact(nn.Sequential(layer), images(), requantize=Requantize(multiplier_bits=9))
     assert found.grid is not None
     r = (found.integers - found.grid.zero_point).abs()
     assert set(found.slack_by_cause) == {"final"}
@@ -123,8 +121,7 @@ def test_summands_that_are_rescaled_by_a_multiplier_are_off_by_its_bits_each() -
 
 
 @pytest.mark.rule("NUM-04")
-@both_forms
-def test_a_step_of_doubt_goes_on_where_a_declared_floor_may_fall_either_way(is_decomposed: bool) -> None:
+def test_a_step_of_doubt_goes_on_where_a_declared_floor_may_fall_either_way() -> None:
     """What is rounded down between two layers is a step lower at most, and the second layer makes no more of it."""
 
     class Chain(nn.Module):
@@ -139,17 +136,16 @@ def test_a_step_of_doubt_goes_on_where_a_declared_floor_may_fall_either_way(is_d
     for layer in (model.first, model.second):
         weighted(layer, False)
     near, down = (
-        exact(model, x, is_decomposed=is_decomposed, requantize=Requantize(rounding=mode))
-        for mode in (RoundingMode.NEAREST, RoundingMode.DOWN)
+        exact(model, x, requantize=Requantize(rounding=mode)) for mode in (RoundingMode.NEAREST, RoundingMode.DOWN)
     )
     weight, scales = weighted(model.second, False)
-    most = weight.double().abs().sum(1) * float(scales[0]) * _step_between(model, x, is_decomposed)
+    most = weight.double().abs().sum(1) * float(scales[0]) * _step_between(model, x)
     assert not torch.equal(near.real, down.real)
     assert bool(((near.real - down.real).abs() <= most).all())
 
 
-def _step_between(model: nn.Module, x: Tensor, is_decomposed: bool) -> float:
+def _step_between(model: nn.Module, x: Tensor) -> float:
     """The scale of the value between the two layers."""
-    reference = quantized(model, x, is_decomposed=is_decomposed)
+    reference = quantized(model, x)
     quantizes = [node for node in reference.graph.nodes if is_quantize(node) and not is_constant(node)]
     return grid_of(reference, quantizes[1]).scale

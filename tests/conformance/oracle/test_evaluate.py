@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Graph
+from torch.fx import Graph, symbolic_trace
 
 from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, is_constant, is_range_clamp, placeholder_grids
+from conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from refimpl.decomposed import OPS
 from tests.conformance.support.by_hand import (
     SX,
     SY,
@@ -25,7 +26,6 @@ from tests.conformance.support.by_hand import (
     X,
     Y,
     agree,
-    both_forms,
     both_schemes,
     exact_of,
     quantized,
@@ -36,13 +36,12 @@ from tests.conformance.support.flows import One, Two, drawn_integers, input_grid
 
 @pytest.mark.rule("NUM-03")
 @both_schemes
-@both_forms
-def test_linear(is_decomposed: bool, per_channel: bool) -> None:
+def test_linear(per_channel: bool) -> None:
     layer = nn.Linear(9, 5)
     w, scales = weighted(layer, per_channel)
     q = drawn_integers(3, 9, seed=1)
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=per_channel)
+    model = quantized(nn.Sequential(layer), x, per_channel=per_channel)
     bias = [Fraction(b) for b in layer.bias.tolist()]
     reals = [
         sum((int(q[n, k]) - ZX) * int(w[c, k]) for k in range(9)) * SX * scales[c] + bias[c]
@@ -79,13 +78,12 @@ CONVOLUTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("geometry", CONVOLUTIONS, ids=str)
-@both_forms
-def test_conv2d(is_decomposed: bool, geometry: dict[str, Any]) -> None:
+def test_conv2d(geometry: dict[str, Any]) -> None:
     layer = nn.Conv2d(4, 4, (3, 2), **geometry)
     w, scales = weighted(layer, per_channel=True)
     q = drawn_integers(2, 4, 5, 6, seed=2)
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=True)
+    model = quantized(nn.Sequential(layer), x, per_channel=True)
     bias = [Fraction(b) for b in layer.bias.tolist()] if layer.bias is not None else [Fraction(0)] * 4
     layer.bias = None
     agree(exact_of(model, x), [total * SX * scales[c] + bias[c] for c, total in convolved(q, w, layer)])
@@ -94,12 +92,11 @@ def test_conv2d(is_decomposed: bool, geometry: dict[str, Any]) -> None:
 @pytest.mark.rule("NUM-03")
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("op", (torch.add, torch.mul), ids=("add", "mul"))
-@both_forms
-def test_binary(is_decomposed: bool, op: Any) -> None:
+def test_binary(op: Any) -> None:
     """Beside the result: operands dequantized as k·s − z·s, each product of at most 255·s, in float32."""
     q, r = drawn_integers(40, seed=1), drawn_integers(40, seed=2)
     x, y = on_grid(q, **X), on_grid(r, **Y)  # type: ignore[arg-type]
-    exact = exact_of(quantized(Two(op), x, y, is_decomposed=is_decomposed), x, y)
+    exact = exact_of(quantized(Two(op), x, y), x, y)
     pairs = [((a - ZX) * SX, (b - ZY) * SY) for a, b in zip(q.tolist(), r.tolist(), strict=True)]
     agree(exact, [a + b if op is torch.add else a * b for a, b in pairs])
     scale = Fraction(float(exact.step))
@@ -115,13 +112,12 @@ def test_binary(is_decomposed: bool, op: Any) -> None:
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("ceil_mode", (False, True))
 @pytest.mark.parametrize("counted", (False, True))
-@both_forms
-def test_avg_pool(is_decomposed: bool, counted: bool, ceil_mode: bool) -> None:
+def test_avg_pool(counted: bool, ceil_mode: bool) -> None:
     """A window counts what lies in the input or, where asked, in its padding; never what ceil_mode adds beyond."""
     q = drawn_integers(1, 2, 6, 6, seed=5)
     x = on_grid(q, **X)  # type: ignore[arg-type]
     pool = nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=counted, ceil_mode=ceil_mode)
-    exact = exact_of(quantized(nn.Sequential(pool), x, is_decomposed=is_decomposed), x)
+    exact = exact_of(quantized(nn.Sequential(pool), x), x)
     reals = []
     for c, i, j in itertools.product(range(2), range(exact.integers.shape[2]), range(exact.integers.shape[3])):
         rows, columns = (list(range(2 * k - 1, 2 * k + 2)) for k in (i, j))
@@ -134,11 +130,10 @@ def test_avg_pool(is_decomposed: bool, counted: bool, ceil_mode: bool) -> None:
 
 
 @pytest.mark.rule("NUM-05")
-@both_forms
-def test_max_pool_selects_from_the_input_and_never_from_its_padding(is_decomposed: bool) -> None:
+def test_max_pool_selects_from_the_input_and_never_from_its_padding() -> None:
     q = drawn_integers(1, 1, 5, 5, seed=6) // 8  # all below the zero point but the last
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    exact = exact_of(quantized(nn.Sequential(nn.MaxPool2d(2, padding=1)), x, is_decomposed=is_decomposed), x)
+    exact = exact_of(quantized(nn.Sequential(nn.MaxPool2d(2, padding=1)), x), x)
     windows = itertools.product([(0,), (1, 2), (3, 4)], repeat=2)
     expected = [float(max(int(q[0, 0, a, b]) for a in rows for b in columns)) for rows, columns in windows]
     assert exact.integers.flatten().tolist() == pytest.approx(expected, abs=1e-9)
@@ -146,8 +141,7 @@ def test_max_pool_selects_from_the_input_and_never_from_its_padding(is_decompose
 
 
 @pytest.mark.rule("NUM-05")
-@both_forms
-def test_cat_with_relu(is_decomposed: bool) -> None:
+def test_cat_with_relu() -> None:
     entry = BackendPatternConfig((torch.cat, nn.ReLU)).add_dtype_config(DTypeConfig(torch.quint8, torch.quint8))
     entry.set_observation_type(ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT)
     config = BackendConfig("c").set_backend_pattern_config(entry)
@@ -162,7 +156,7 @@ def test_cat_with_relu(is_decomposed: bool) -> None:
 
     q, r = drawn_integers(2, 3, seed=1), drawn_integers(2, 4, seed=2)
     x, y = on_grid(q, **X), on_grid(r, **X)  # type: ignore[arg-type]
-    exact = exact_of(quantized(CatRelu(), x, y, is_decomposed=is_decomposed, config=config), x, y)
+    exact = exact_of(quantized(CatRelu(), x, y, config=config), x, y)
     assert exact.grid is not None
     scale, zero = Fraction(exact.grid.scale), exact.grid.zero_point
     inputs = [[round((v - ZX) * SX / scale) for v in row] for row in torch.cat([q, r], 1).tolist()]
@@ -172,12 +166,11 @@ def test_cat_with_relu(is_decomposed: bool) -> None:
 
 @pytest.mark.rule("NUM-01")
 @pytest.mark.rule("CVT-09")
-@both_forms
-def test_a_range_narrower_than_the_dtypes_is_kept(is_decomposed: bool) -> None:
+def test_a_range_narrower_than_the_dtypes_is_kept() -> None:
     x = on_grid(drawn_integers(3, 9, seed=1, high=127), **X)  # type: ignore[arg-type]
     layer = nn.Linear(9, 5)
     weighted(layer, False)
-    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, quant_min=0, quant_max=127)
+    model = quantized(nn.Sequential(layer), x, quant_min=0, quant_max=127)
     assert [(grid.low, grid.high) for grid in input_grids(model)] == [(0, 127)]
     exact = exact_of(model, x * 3)
     assert exact.grid is not None
@@ -185,27 +178,10 @@ def test_a_range_narrower_than_the_dtypes_is_kept(is_decomposed: bool) -> None:
     assert float(exact.integers.max()) <= 127
 
 
-@pytest.mark.rule("CVT-09")
-@pytest.mark.parametrize("bounds", ((-0.3, 0.7), (0.0, 1.0)), ids=("between two steps", "whole steps"))
-@both_forms
-def test_a_clamp_of_the_users_is_computed_and_not_taken_for_the_ranges(
-    is_decomposed: bool, bounds: tuple[float, float]
-) -> None:
-    """One with whole steps for bounds may be read as a narrower range; it gives the same integers."""
-    q = drawn_integers(256, seed=9)
-    x = on_grid(q, **X)  # type: ignore[arg-type]
-    model = quantized(One(lambda x: torch.clamp(x, *bounds)), x, is_decomposed=is_decomposed)
-    (clamp,) = (node for node in model.graph.nodes if node.target is torch.clamp)
-    assert is_range_clamp(clamp) == (not is_decomposed and bounds == (0.0, 1.0))
-    low, high = map(Fraction, bounds)
-    agree(exact_of(model, x), [min(max((v - ZX) * SX, low), high) for v in q.tolist()])
-
-
-@both_forms
-def test_outputs_are_given_in_order(is_decomposed: bool) -> None:
+def test_outputs_are_given_in_order() -> None:
     q, r = drawn_integers(40, seed=1), drawn_integers(40, seed=2)
     x, y = on_grid(q, **X), on_grid(r, **Y)  # type: ignore[arg-type]
-    model = quantized(Two(lambda x, y: (x.relu(), (x + y, y.relu()))), x, y, is_decomposed=is_decomposed)
+    model = quantized(Two(lambda x, y: (x.relu(), (x + y, y.relu()))), x, y)
     first, total, last = Walk(model).exact((x, y))
     agree(first, [max(v - ZX, 0) * SX for v in q.tolist()])
     agree(total, [(a - ZX) * SX + (b - ZY) * SY for a, b in zip(q.tolist(), r.tolist(), strict=True)])
@@ -216,22 +192,22 @@ def test_outputs_are_given_in_order(is_decomposed: bool) -> None:
 # -- what there is no oracle for --------------------------------------------------------------------------------------
 
 
-@both_forms
-def test_what_the_table_lacks_is_named(is_decomposed: bool) -> None:
+def test_what_the_table_lacks_is_named() -> None:
     entry = BackendPatternConfig(F.softsign).add_dtype_config(DTypeConfig(torch.quint8, torch.quint8))
     x = torch.linspace(-1, 1, 9)
     config = BackendConfig("c").set_backend_pattern_config(entry)
-    model = quantized(One(lambda x: F.softsign(x)), x, is_decomposed=is_decomposed, config=config)
+    model = quantized(One(lambda x: F.softsign(x)), x, config=config)
     with pytest.raises(NoOracleError, match=r"no rule in the oracle's table for call_function .*softsign"):
         Walk(model).exact((x,))
 
 
 def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:
-    sizes = torch.fx.symbolic_trace(One(lambda x: x.relu().size(0)))
+    sizes = symbolic_trace(One(lambda x: x.relu().size(0)))
     with pytest.raises(NoOracleError, match="the model's output size is not a computed tensor"):
         Walk(sizes).exact((torch.zeros(2),))
-    constant = torch.fx.symbolic_trace(One(lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.quint8).dequantize()))
-    (quantize,) = (node for node in constant.graph.nodes if node.target is torch.quantize_per_tensor)
+    grid, quantizes = (0.5, 0, 0, 255, torch.uint8), OPS.quantize_per_tensor.default
+    constant = symbolic_trace(One(lambda x: OPS.dequantize_per_tensor.default(quantizes(x, *grid), *grid)))
+    (quantize,) = (node for node in constant.graph.nodes if node.target is quantizes)
     constant.weight = nn.Parameter(torch.ones(2))
     with constant.graph.inserting_before(quantize):
         quantize.replace_input_with(quantize.args[0], constant.graph.get_attr("weight"))
@@ -240,14 +216,20 @@ def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:
 
 
 def test_inputs_that_are_not_quantized_have_no_grids() -> None:
-    assert placeholder_grids(torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))) == [None]
+    assert placeholder_grids(symbolic_trace(nn.Sequential(nn.ReLU()))) == [None]
 
 
-@both_forms
-def test_an_op_in_place_leaves_the_walks_operands_as_they_are(is_decomposed: bool) -> None:
+def test_a_user_who_quantizes_has_no_oracle() -> None:
+    x = on_grid(drawn_integers(8, seed=1), **X)  # type: ignore[arg-type]
+    own = symbolic_trace(One(lambda x: torch.quantize_per_tensor(x, 0.5, 0, torch.quint8).dequantize()))
+    with pytest.raises(NoOracleError, match="for quantize_per_tensor: it is not in the decomposed form"):
+        Walk(own).exact((x,))
+
+
+def test_an_op_in_place_leaves_the_walks_operands_as_they_are() -> None:
     q = drawn_integers(65, seed=8)
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    walk = Walk(quantized(One(lambda x: x.relu_()), x, is_decomposed=is_decomposed))
+    walk = Walk(quantized(One(lambda x: x.relu_()), x))
     (first,), (second,) = walk.exact((x,)), walk.exact((x,))
     assert torch.equal(first.integers, second.integers)
     assert first.integers.round().tolist() == [float(max(v, ZX)) for v in q.tolist()]

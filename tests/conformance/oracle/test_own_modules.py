@@ -19,7 +19,6 @@ from refimpl import (
     PrepareCustomConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
-    convert_to_reference_fx,
     prepare_fx,
 )
 from reports.schema import Check
@@ -28,7 +27,6 @@ from tests.mutants import own_modules
 from tests.mutants.own_modules import LAYERS, OwnModules, OwnWeight
 from tests.refimpl.support.qconfigs import minmax_qconfig
 
-FORMS = [convert_to_reference_fx, convert_to_reference_decomposed_fx]
 X = torch.randn(5, 17, generator=torch.Generator().manual_seed(3)) * 0.7
 
 
@@ -38,7 +36,7 @@ def checks_of(backend: OwnModules, profile: str = "quick") -> list[Check]:
     return [each for claim in claims for each in run_claim(bench, claim) if isinstance(each, Check)]
 
 
-def reference_of(layer: str, convert: Any = convert_to_reference_decomposed_fx) -> Any:
+def reference_of(layer: str) -> Any:
     root, _ = LAYERS[layer]
     torch.manual_seed(1)
     built = root(17) if root is own_modules.Gains else root(17, 9)
@@ -48,7 +46,7 @@ def reference_of(layer: str, convert: Any = convert_to_reference_decomposed_fx) 
     custom = PrepareCustomConfig().set_non_traceable_module_classes([root])
     prepared = prepare_fx(nn.Sequential(built).eval(), mapping, None, custom, backend_config=config)
     prepared(X)
-    return convert(prepared)
+    return convert_to_reference_decomposed_fx(prepared)
 
 
 @pytest.mark.slow
@@ -98,15 +96,12 @@ def test_a_kernel_that_computes_something_else_is_refuted(layer: str, wrong: Any
 
 
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("convert", FORMS)
-def test_exact_is_the_own_forward_in_float64(convert: Any) -> None:
-    model = reference_of("derived root", convert)
+def test_exact_is_the_own_forward_in_float64() -> None:
+    model = reference_of("derived root")
     (exact,) = Walk(model).exact((X,))
     module = model.get_submodule("0")
     scale, zero_point = module.weight_scale.double(), module.weight_zero_point.double()
-    integers = module.get_quantized_weight()
-    integers = (integers.int_repr() if integers.is_quantized else integers).double()
-    weight = (integers - zero_point) * scale
+    weight = (module.get_quantized_weight().double() - zero_point) * scale
     x = model_input(model)
     expected = own_modules.bend(F.linear(x, weight, module.bias.detach().double()))
     assert exact.real.dtype is torch.float64

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Capabilities
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from conformance.oracle import recurrent
@@ -67,7 +68,7 @@ def in_doubles(op: Any, arguments: dict[str, Any], reference: nn.Module) -> nn.M
 def test_without_quantized_inputs_it_computes_what_torch_computes_in_float64(op: Any) -> None:
     for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         torch.manual_seed(number)
-        reference = reference_of(model_of(op, arguments), PER_CHANNEL if number % 2 else dynamic(), is_decomposed=True)
+        reference = reference_of(model_of(op, arguments), PER_CHANNEL if number % 2 else dynamic())
         inputs = inputs_of(op, arguments)
         x, *states = (Value(real=each.double()) for each in inputs)
         hx = (tuple(states) if len(states) > 1 else states[0]) if states else None
@@ -89,14 +90,14 @@ def test_qnnpacks_kernels_are_within_the_slack(op: Any) -> None:
             continue  # torch's quantized modules take batches alone
         torch.manual_seed(number)
         qconfig = PER_CHANNEL if number % 2 else dynamic()
-        reference = reference_of(model_of(op, arguments), qconfig, is_decomposed=False)
+        reference = reference_of(model_of(op, arguments), qconfig)
         inputs = inputs_of(op, arguments)
         with engine("qnnpack"):
-            lowered = lower(reference)
+            lowered = lower(to_quantized_form(reference))
             if lowered.meta[NOT_LOWERED]:
                 continue
             found = lowered(*inputs)
-        exacts = Walk(reference, NATIVE, dynamic_range=FULL).exact(inputs)
+        exacts = Walk(reference, NATIVE).exact(inputs)
         assert excess(exacts, found) <= 0, arguments
         slacks.append(max(float(exact.slack.max()) for exact in exacts))
     assert sorted(slacks)[len(slacks) * 3 // 4] < 0.5
@@ -109,7 +110,7 @@ def test_the_reference_model_is_within_the_slack_of_states_left_in_float(op: Any
     for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         torch.manual_seed(number)
         reference, inputs = (
-            reference_of(model_of(op, arguments), dynamic(), is_decomposed=True),
+            reference_of(model_of(op, arguments), dynamic()),
             inputs_of(op, arguments),
         )
         assert excess(Walk(reference, IN_FLOAT).exact(inputs), reference(*inputs)) <= 0, arguments
@@ -120,9 +121,9 @@ def test_states_left_in_float_seven_bits_and_swapped_weights_are_refuted(op: Any
     arguments = OP_SAMPLES[op].base() | {"hx": True, "_batch": 3, "hidden_size": 9, "input_size": 65}
     torch.manual_seed(0)
     model, inputs = model_of(op, arguments), inputs_of(op, arguments)
-    reference = reference_of(model, dynamic(), is_decomposed=True)
-    assert excess(Walk(reference, NATIVE, dynamic_range=FULL).exact(inputs), reference(*inputs)) > 1
-    assert excess(Walk(reference, IN_FLOAT, dynamic_range=(0, 127)).exact(inputs), reference(*inputs)) > 1
+    reference = reference_of(model, dynamic())
+    assert excess(Walk(reference, NATIVE).exact(inputs), reference(*inputs)) > 1
+    assert excess(Walk(reference_of(model, dynamic(0, 127)), IN_FLOAT).exact(inputs), reference(*inputs)) > 1
     exacts = Walk(reference, IN_FLOAT).exact(inputs)
     module = module_of(reference)
     name = "weight_hh" if "Cell" in op.__name__ else "weight_hh_l0"
@@ -140,7 +141,7 @@ def test_a_relu_cell_by_hand() -> None:
             parameter.fill_(value)
     wrapped = nn.Sequential(model).eval()
     inputs = (torch.tensor([[1.5]]),)
-    reference = reference_of(wrapped, dynamic(), is_decomposed=True)
+    reference = reference_of(wrapped, dynamic())
     (exact,) = Walk(reference, NATIVE).exact(inputs)
     scale = Fraction(float(module_of(reference).weight_ih_scale))
     weight = scale * round(Fraction(1, 2) / scale)
@@ -151,9 +152,9 @@ def test_a_state_at_a_tie_may_fall_to_either_side() -> None:
     """States from −1 to 1 have their zero point at a tie: either reading of the ends is within the bounds."""
     torch.manual_seed(0)
     arguments = OP_SAMPLES[nn.RNNCell].base() | {"hx": True, "_batch": 2, "hidden_size": 1, "nonlinearity": "relu"}
-    reference = reference_of(model_of(nn.RNNCell, arguments), dynamic(), is_decomposed=False)
+    reference = reference_of(model_of(nn.RNNCell, arguments), dynamic())
     module, inputs = module_of(reference), (inputs_of(nn.RNNCell, arguments)[0], torch.tensor([[-1.0], [1.0]]))
-    (exact,) = Walk(reference, NATIVE, dynamic_range=FULL).exact(inputs)
+    (exact,) = Walk(reference, NATIVE).exact(inputs)
     step = 2 / 255
     for low, high in ((-127, 128), (-128, 127)):
         states = torch.tensor([[low * step], [high * step]])
@@ -180,7 +181,7 @@ def test_functions_of_an_uncertain_value_stay_within_their_bounds(function: str)
 def test_every_state_within_its_error_leads_into_the_bounds(op: Any) -> None:
     """Cells, on uncertain results of their maps and uncertain states: samples stay inside."""
     torch.manual_seed(0)
-    kind = KINDS[type(module_of(reference_of(model_of(op, OP_SAMPLES[op].base()), dynamic(), is_decomposed=True)))]
+    kind = KINDS[type(module_of(reference_of(model_of(op, OP_SAMPLES[op].base()), dynamic())))]
     module = nn.RNNCell(1, 1)
     chunks = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNNCell: 1}[op]
     values = [_uncertain(5, 7 * chunks), _uncertain(5, 7 * chunks), *(_uncertain(5, 7) for _ in range(kind.states))]
@@ -203,7 +204,7 @@ def _uncertain(*shape: int) -> Value:
 def test_half_precision_keeps_states_in_float_or_rounds_them() -> None:
     torch.manual_seed(0)
     arguments = OP_SAMPLES[nn.GRUCell].base() | {"hx": True, "_batch": 3, "hidden_size": 9}
-    reference = reference_of(model_of(nn.GRUCell, arguments), FLOAT16, is_decomposed=False)
+    reference = reference_of(model_of(nn.GRUCell, arguments), FLOAT16)
     inputs = inputs_of(nn.GRUCell, arguments, is_half=True)
     module = module_of(reference)
     with torch.no_grad():
@@ -218,9 +219,9 @@ def test_comparing_with_the_float_model_counts_the_rounding_of_weights() -> None
     torch.manual_seed(0)
     arguments = OP_SAMPLES[nn.LSTM].base() | {"num_layers": 2, "bidirectional": True}
     model, inputs = model_of(nn.LSTM, arguments), inputs_of(nn.LSTM, arguments)
-    reference = reference_of(model, dynamic(), is_decomposed=False)
-    exacts = Walk(reference, NATIVE, counts_weights=True, dynamic_range=FULL).exact(inputs)
+    reference = reference_of(model, dynamic())
+    exacts = Walk(reference, NATIVE, counts_weights=True).exact(inputs)
     with torch.no_grad():
         found: tuple[Tensor, ...] = tuple(flat(copy.deepcopy(model).double()(*(x.double() for x in inputs))))
     assert excess(exacts, found) <= 0
-    assert excess(Walk(reference, IN_FLOAT, dynamic_range=FULL).exact(inputs), found) > 1
+    assert excess(Walk(reference, IN_FLOAT).exact(inputs), found) > 1

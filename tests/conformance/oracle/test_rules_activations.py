@@ -151,11 +151,11 @@ def test_errors_of_parameters_are_carried_on(name: str) -> None:
 SCALE, ZERO = 2.0**-4, 96  # -6 … 9.9375
 
 
-def through(module: nn.Module, real: Tensor, *, is_decomposed: bool) -> Tensor:
+def through(module: nn.Module, real: Tensor) -> Tensor:
     """The oracle's real result behind a quantized module, on values of the grid."""
     low, high = -ZERO * SCALE, (255 - ZERO) * SCALE
     ends = torch.linspace(low, high, real.numel()).reshape(real.shape)
-    model = converted(nn.Sequential(module), [(low, high)], is_decomposed=is_decomposed, output=((ends,),))
+    model = converted(nn.Sequential(module), [(low, high)], output=((ends,),))
     integers = (real / SCALE).round().long() + ZERO
     (exact,) = Walk(model, Capabilities()).exact((on_grid(integers, scale=SCALE, zero_point=ZERO),))
     assert float(exact.slack.max()) < 0.01
@@ -182,11 +182,8 @@ BY_HAND: tuple[tuple[nn.Module, tuple[float, ...], str], ...] = (
 
 
 @pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize("is_decomposed", (False, True))
 @pytest.mark.parametrize(("module", "inputs", "expected"), BY_HAND, ids=[type(row[0]).__name__ for row in BY_HAND])
-def test_results_are_those_computed_by_hand(
-    module: nn.Module, inputs: tuple[float, ...], expected: str, is_decomposed: bool
-) -> None:
-    found = through(module.eval(), torch.tensor(inputs).reshape(1, 1, 2, 2), is_decomposed=is_decomposed)
+def test_results_are_those_computed_by_hand(module: nn.Module, inputs: tuple[float, ...], expected: str) -> None:
+    found = through(module.eval(), torch.tensor(inputs).reshape(1, 1, 2, 2))
     for value, wanted in zip(found.flatten().tolist(), map(Fraction, expected.split()), strict=True):
         assert abs(Fraction(value) - wanted) < Fraction(1, 2**40)

@@ -23,7 +23,7 @@ from conformance.oracle.exact import Exact
 from conformance.oracle.rules_arithmetic import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from refimpl.patterns import leaf_name
-from tests.conformance.support.by_hand import SX, ZX, X, both_forms
+from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import One, activation_range, converted, drawn_integers, on_grid
 from tests.conformance.support.ops_without_weights import OP_SAMPLES
 
@@ -39,10 +39,10 @@ def config_for(op: Any, *, shares: bool = False) -> BackendConfig:
     return BackendConfig("one op").set_backend_pattern_config(entry)
 
 
-def exact_of(op: Any, function: Callable[[Any], Any], q: Tensor, *, is_decomposed: bool, shares: bool = False) -> Exact:
+def exact_of(op: Any, function: Callable[[Any], Any], q: Tensor, *, shares: bool = False) -> Exact:
     """The exact result of a function, which calls the op, on integers of one grid."""
     x, config = on_grid(q, scale=2.0**-5, zero_point=40), config_for(op, shares=shares)
-    model = converted(One(function), [RANGE], is_decomposed=is_decomposed, config=config, output=[[x]])
+    model = converted(One(function), [RANGE], config=config, output=[[x]])
     (exact,) = Walk(model).exact((x,))
     return exact
 
@@ -57,31 +57,28 @@ def agree(exact: Exact, expected: list[Fraction]) -> None:
 
 
 @pytest.mark.rule("NUM-03")
-@both_forms
-def test_bounds_between_two_steps_are_no_multiple_of_the_step(is_decomposed: bool) -> None:
+def test_bounds_between_two_steps_are_no_multiple_of_the_step() -> None:
     """The oracle's v is the bound itself, not a rounding of it."""
     q = drawn_integers(64, seed=2)
     low, high = Fraction(-0.3), Fraction(0.7)
     for op in (F.hardtanh, F.hardtanh_):
-        exact = exact_of(op, lambda x, op=op: op(x, -0.3, 0.7), q, is_decomposed=is_decomposed)  # type: ignore[misc]
+        exact = exact_of(op, lambda x, op=op: op(x, -0.3, 0.7), q)  # type: ignore[misc]
         agree(exact, [min(max(each, low), high) for each in reals(q)])
-    exact = exact_of("clamp", lambda x: x.clamp(min=-0.3), q, is_decomposed=is_decomposed)
+    exact = exact_of("clamp", lambda x: x.clamp(min=-0.3), q)
     agree(exact, [max(each, low) for each in reals(q)])
 
 
 @pytest.mark.rule("NUM-03")
-@both_forms
-def test_floor_division(is_decomposed: bool) -> None:
+def test_floor_division() -> None:
     q = drawn_integers(64, seed=5)
-    exact = exact_of(operator.floordiv, lambda x: x // -1.5, q, is_decomposed=is_decomposed)
+    exact = exact_of(operator.floordiv, lambda x: x // -1.5, q)
     agree(exact, [Fraction(math.floor(each / Fraction(-3, 2))) for each in reals(q)])
     edges = [each % Fraction(3, 2) == 0 for each in reals(q)]
     assert [float(each) > 0.9 for each in exact.errors["function"]] == edges  # one unit, at whole quotients only
 
 
 @pytest.mark.rule("NUM-03")
-@both_forms
-def test_addmm(is_decomposed: bool) -> None:
+def test_addmm() -> None:
     q = drawn_integers(3, 5, seed=6)
     weight, bias = drawn_integers(5, 2, seed=7, low=-127, high=127), torch.tensor([0.3, -1.5])
     weight[0, 0] = 127
@@ -96,7 +93,7 @@ def test_addmm(is_decomposed: bool) -> None:
     entry._set_input_type_to_index({"bias": 0, "input": 1, "weight": 2})
     x = on_grid(q, scale=2.0**-5, zero_point=40)
     config.set_backend_pattern_config(entry)
-    reference = converted(model, [RANGE], is_decomposed=is_decomposed, output=[[x]], config=config)
+    reference = converted(model, [RANGE], output=[[x]], config=config)
     (exact,) = Walk(reference, Capabilities(int32_bias=True)).exact((x,))
     products = [
         sum((int(q[n, k]) - ZX) * int(weight[k, c]) for k in range(5)) * SX * Fraction(2) ** -6
@@ -108,14 +105,13 @@ def test_addmm(is_decomposed: bool) -> None:
 
 
 @pytest.mark.rule("NUM-05")
-@both_forms
-def test_pieces_of_a_tensor(is_decomposed: bool) -> None:
+def test_pieces_of_a_tensor() -> None:
     def swapped(x: Any) -> Any:
         (first, second), (_, rest) = torch.chunk(x, 2, dim=1), torch.split(x, [1, 3], dim=1)
         return torch.cat([second, first, rest[:, 1:]], 1)
 
     q = drawn_integers(3, 4, seed=8)
-    exact = exact_of(torch.cat, swapped, q, is_decomposed=is_decomposed, shares=True)
+    exact = exact_of(torch.cat, swapped, q, shares=True)
     agree(exact, [each for row in q for each in reals(row[[2, 3, 0, 1, 2, 3]])])
 
 
@@ -236,7 +232,7 @@ def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
         inputs = tuple(on_grid(q, scale=scale, zero_point=40) for q in integers)
         ranges = [activation_range(scale=scale, zero_point=40)] * len(shapes)
         config = config_for(op, shares=OP_RULES[op].arithmetic == MOVES)
-        reference = converted(model, ranges, output=[inputs], is_decomposed=bool(number % 2), config=config)
+        reference = converted(model, ranges, output=[inputs], config=config)
         (exact,) = Walk(reference, Capabilities(float_accumulation=True)).exact(inputs)
         with torch.no_grad():
             found = reference(*(x.clone() for x in inputs))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
 from conformance.oracle.dynamic import bound_linear_products, dynamic_quantize, half_steps_of, halve
 from conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step
@@ -196,27 +197,13 @@ def test_products_that_cancel_to_zero_are_right_though_the_oracle_sums_in_float6
     assert 0 < float(slack.max()) < 1e-7
 
 
-@pytest.mark.rule("CVT-03", "CVT-07")
-def test_both_forms_of_a_reference_model_have_one_oracle() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(9, 5)).eval()
-    x = torch.randn(4, 9)
-    quantized, decomposed = (
-        Walk(reference_of(model, dynamic(), is_decomposed=is_decomposed), IN_FLOAT) for is_decomposed in (False, True)
-    )
-    (one,), (other,) = quantized.exact((x,)), decomposed.exact((x,))
-    assert torch.equal(one.real, other.real)
-    assert torch.equal(one.slack, other.slack)
-
-
 @pytest.mark.rule("CVT-03")
-def test_the_walks_range_wins_over_the_graphs_and_a_floor_over_the_observers_eps() -> None:
+def test_the_range_is_the_graphs_and_a_floor_wins_over_the_observers_eps() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(9, 5)).eval(), torch.randn(4, 9)
-    reference = reference_of(model, dynamic(), is_decomposed=True)
-    full, reduced = (Walk(reference, IN_FLOAT, dynamic_range=bounds).exact((x,)) for bounds in (FULL, REDUCED))
-    assert excess(full, reference(x)) <= 0
-    assert excess(reduced, reference(x)) > 1
+    reference, reduced = (reference_of(model, dynamic(*bounds)) for bounds in (FULL, REDUCED))
+    assert excess(Walk(reference, IN_FLOAT).exact((x,)), reference(x)) <= 0
+    assert excess(Walk(reduced, IN_FLOAT).exact((x,)), reference(x)) > 1
     floor = replace(IN_FLOAT, dynamic_scale_floor=1.0)
     (coarse,) = Walk(reference, floor).exact((x,))
     weight_scale: Any = reference.get_submodule("0").weight_scale
@@ -263,10 +250,10 @@ def test_fbgemms_half_precision_layer_is_within_the_slack_and_sums_in_half_preci
     for seed in range(10):
         torch.manual_seed(seed)
         model, x = nn.Sequential(nn.Linear(64, 9)).eval(), torch.randn(3, 64).half().float()
-        reference = reference_of(model, FLOAT16, is_decomposed=False)
+        reference = reference_of(model, FLOAT16)
         (exact,) = Walk(reference, NATIVE).exact((x,))
         with engine("fbgemm"):
-            found = lower(reference)(x)
+            found = lower(to_quantized_form(reference))(x)
         assert excess([exact], found) <= 0
         weight, bias = (each.detach().half() for each in model[0].parameters())
         halves = sum((x.half()[:, k, None] * weight[None, :, k] for k in range(64)), bias.expand(3, 9).clone())
@@ -290,7 +277,7 @@ class Linear(nn.Module):
 def test_comparing_with_the_float_model_counts_what_quantization_changes(qconfig: Any) -> None:
     torch.manual_seed(0)
     model, x = Linear().eval(), torch.randn(4, 9)
-    walk = Walk(reference_of(model, qconfig, is_decomposed=False), Capabilities(), counts_weights=True)
+    walk = Walk(reference_of(model, qconfig), Capabilities(), counts_weights=True)
     (exact,) = walk.exact((x,))
     with torch.no_grad():
         wanted = model.double()(x.double())

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backends.base import Capabilities
+from backends.quantized_form import to_quantized_form
 from backends.torch_engine import engine
 from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
 from conformance.oracle.error_bounds import OpCall, U, Value
@@ -43,7 +44,7 @@ def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: 
     for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
         torch.manual_seed(number)
         model, inputs = model_of(op, arguments), inputs_of(op, arguments)
-        reference = reference_of(model, qconfig, is_decomposed=False, config=config)
+        reference = reference_of(model, qconfig, config=config)
         exacts = Walk(reference, IN_FLOAT).exact(inputs)
         assert excess(exacts, reference(*inputs)) <= 0, arguments
         assert all(exact.slack.numel() == 0 or float(exact.slack.max()) < 0.5 for exact in exacts)
@@ -53,7 +54,7 @@ def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: 
 def test_rows_are_the_integers_times_their_scales_exactly() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4, _weight=draw_table(5, 4))).eval()
-    reference = reference_of(model, BYTES, is_decomposed=False)
+    reference = reference_of(model, BYTES)
     (exact,) = Walk(reference, IN_FLOAT).exact((torch.arange(5),))
     embedding: Any = reference.get_submodule("0")
     integers = embedding.get_quantized_weight().int_repr()
@@ -74,10 +75,10 @@ def test_native_kernels_are_within_the_slack(qconfig: Any) -> None:
             if arguments["padding_idx"] is not None or is_odd or len(arguments.get("shape", ())) > 2:
                 continue  # padding: the module sums it all the same
             torch.manual_seed(number)
-            reference = reference_of(model_of(op, arguments), qconfig, is_decomposed=False)
+            reference = reference_of(model_of(op, arguments), qconfig)
             inputs = inputs_of(op, arguments)
             with engine("qnnpack"):
-                lowered = lower(reference)
+                lowered = lower(to_quantized_form(reference))
             if not lowered.meta[NOT_LOWERED]:
                 assert excess(Walk(reference, NATIVE).exact(inputs), lowered(*inputs)) <= 0, arguments
 
@@ -85,9 +86,9 @@ def test_native_kernels_are_within_the_slack(qconfig: Any) -> None:
 def test_rows_whose_scale_is_in_half_precision_are_right_only_where_that_is_declared() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 8)).eval()
-    reference, indices = reference_of(model, NIBBLES, is_decomposed=False), torch.arange(10)
+    reference, indices = reference_of(model, NIBBLES), torch.arange(10)
     with engine("qnnpack"):
-        found = lower(reference)(indices)
+        found = lower(to_quantized_form(reference))(indices)
     declared, silent = (
         Walk(reference, capabilities).exact((indices,))
         for capabilities in (NATIVE, replace(NATIVE, half_row_qparams=False))
@@ -103,7 +104,7 @@ def test_a_bag_that_counts_its_padding_is_refuted() -> None:
     with torch.no_grad():
         bag.weight.copy_(draw_table(10, 8))
     indices = torch.tensor([[0, 1, 2], [3, 4, 5]])
-    reference = reference_of(nn.Sequential(bag).eval(), BYTES, is_decomposed=False)
+    reference = reference_of(nn.Sequential(bag).eval(), BYTES)
     exacts = Walk(reference, IN_FLOAT).exact((indices,))
     assert excess(exacts, reference(indices)) <= 0
     assert excess(exacts, F.embedding_bag(indices, bag.weight, mode="sum")) > 1
@@ -113,7 +114,7 @@ def test_the_largest_of_a_bag_and_weights_per_sample_keep_their_bounds() -> None
     torch.manual_seed(0)
     for mode, weights in (("max", None), ("sum", torch.randn(6))):
         bag = nn.Sequential(nn.EmbeddingBag(10, 8, mode=mode)).eval()
-        reference = reference_of(bag, BYTES, is_decomposed=False)
+        reference = reference_of(bag, BYTES)
         inputs = (torch.randint(0, 10, (6,)), torch.tensor([0, 2]), weights)
         walk = Walk(reference, IN_FLOAT)
         node = next(iter(reference.graph.nodes))
@@ -126,7 +127,7 @@ def test_the_largest_of_a_bag_and_weights_per_sample_keep_their_bounds() -> None
 
 
 def test_renormalized_rows_have_no_oracle() -> None:
-    reference = reference_of(nn.Sequential(nn.Embedding(4, 3, max_norm=1.0)).eval(), BYTES, is_decomposed=False)
+    reference = reference_of(nn.Sequential(nn.Embedding(4, 3, max_norm=1.0)).eval(), BYTES)
     with pytest.raises(NoOracleError, match="max_norm"):
         Walk(reference, IN_FLOAT).exact((torch.arange(4),))
 

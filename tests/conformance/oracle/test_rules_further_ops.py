@@ -21,20 +21,19 @@ from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
 from conformance.oracle.table import OP_RULES
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from tests.conformance.support.by_hand import both_forms
 from tests.conformance.support.flows import Two, activation_range, converted, drawn_integers, on_grid
 
 SCALE, ZERO = 2.0**-4, 96  # -6 … 9.9375
 STEP = Fraction(SCALE)
 
 
-def quantized(op: Any, model: nn.Module, *integers: Tensor, is_decomposed: bool, **capabilities: bool) -> Exact:
+def quantized(op: Any, model: nn.Module, *integers: Tensor, **capabilities: bool) -> Exact:
     """The exact result of an op on integers of one grid."""
     entry = BackendPatternConfig(op).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
     config = BackendConfig("one op").set_backend_pattern_config(entry)
     inputs = tuple(on_grid(q, scale=SCALE, zero_point=ZERO) for q in integers)
     ranges = [activation_range(scale=SCALE, zero_point=ZERO)] * len(inputs)
-    reference = converted(model, ranges, is_decomposed=is_decomposed, config=config, output=[inputs])
+    reference = converted(model, ranges, config=config, output=[inputs])
     (exact,) = Walk(reference, Capabilities(**capabilities)).exact(inputs)  # type: ignore[arg-type]
     return exact
 
@@ -50,11 +49,10 @@ def agree(exact: Exact, expected: list[Fraction]) -> None:
     assert len(set(expected)) > 1
 
 
-@both_forms
-def test_a_division_by_a_tensor_has_no_oracle(is_decomposed: bool) -> None:
+def test_a_division_by_a_tensor_has_no_oracle() -> None:
     q = drawn_integers(64, seed=1)
     with pytest.raises(NoOracleError, match="it may be zero"):
-        quantized(operator.truediv, Two(operator.truediv), q, q.clamp(min=ZERO + 1), is_decomposed=is_decomposed)
+        quantized(operator.truediv, Two(operator.truediv), q, q.clamp(min=ZERO + 1))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,7 @@ def test_errors_move_with_what_is_padded_and_a_constant_has_none(module: nn.Modu
 
 
 @pytest.mark.rule("NUM-03")
-@both_forms
-def test_upsampling_modules_interpolate(is_decomposed: bool) -> None:
+def test_upsampling_modules_interpolate() -> None:
     """Sample k of 4 along an axis of 2 is at k/2 − 1/4; with aligned corners at k/3."""
     q = drawn_integers(1, 1, 1, 2, seed=4).flatten()
     a, b = map(real, q.tolist())
@@ -82,7 +79,7 @@ def test_upsampling_modules_interpolate(is_decomposed: bool) -> None:
         (nn.UpsamplingNearest2d, nn.UpsamplingNearest2d((1, 4)), [Fraction(n // 2) for n in range(4)]),
         (nn.Upsample, nn.Upsample((1, 4)), [Fraction(n // 2) for n in range(4)]),
     ):
-        exact = quantized(op, nn.Sequential(model), image, is_decomposed=is_decomposed)
+        exact = quantized(op, nn.Sequential(model), image)
         agree(exact, [(1 - weight) * a + weight * b for weight in weights])
         is_nearest = model.mode == "nearest"
         assert bool(exact.errors.get("function", torch.zeros(1)).any()) != is_nearest

@@ -20,7 +20,7 @@ from conformance.oracle.error_bounds import Value, map_values
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.rules_weighted import REFERENCE_MODULES
 from conformance.oracle.table import OP_RULES
-from tests.conformance.support.by_hand import SX, ZX, X, both_forms
+from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, input_grids, on_grid
 
 MODULES = {op: getattr(nnqr, op.__name__) for op in OP_SAMPLES if isinstance(op, type)}
@@ -63,8 +63,7 @@ TRANSPOSED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("options", TRANSPOSED, ids=str)
-@both_forms
-def test_a_transposed_convolution_adds_what_lands_on_a_pixel(is_decomposed: bool, options: dict[str, Any]) -> None:
+def test_a_transposed_convolution_adds_what_lands_on_a_pixel(options: dict[str, Any]) -> None:
     groups = options.get("groups", 1)
     w = drawn_integers(4, 8 // groups, 3, 2, seed=2, low=-127, high=127)
     bias = torch.arange(8) / 4 - 1
@@ -80,7 +79,7 @@ def test_a_transposed_convolution_adds_what_lands_on_a_pixel(is_decomposed: bool
     q = drawn_integers(2, 4, 3, 4, seed=1)
     x = on_grid(q, **X)  # type: ignore[arg-type]
     ranges = [activation_range(**X)]  # type: ignore[arg-type]
-    model = converted(Model(), ranges, output=[[x]], is_decomposed=is_decomposed)
+    model = converted(Model(), ranges, output=[[x]])
     exact = Walk(model).exact((x,))[0]
     sums = scattered(q, w, options)
     shape = exact.real.shape
@@ -105,7 +104,7 @@ def test_float32_is_within_the_slack_for_every_variant(function: Any) -> None:
         low, high = ((-1.0, 1.0), (0.0, 2.0), (-3.0, 0.0))[number % 3]
         shape = samples.inputs(arguments)[0].shape
         calibration = torch.linspace(low, high, int(torch.Size(shape).numel())).reshape(shape)
-        reference = converted(model, [(low, high)], output=[[calibration]], is_decomposed=number % 2 == 0)
+        reference = converted(model, [(low, high)], output=[[calibration]])
         grid = input_grids(reference)[0]
         x = grid.values(torch.randint(grid.low, grid.high + 1, shape))
         exact = Walk(reference, capabilities).exact((x,))[0]

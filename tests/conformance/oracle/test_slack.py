@@ -27,7 +27,6 @@ from tests.conformance.support.by_hand import (
     U,
     X,
     agree,
-    both_forms,
     both_schemes,
     exact_of,
     gamma,
@@ -70,12 +69,11 @@ def test_a_float_output_is_measured_in_its_own_step_and_has_a_rounding_of_its_ow
 
 @pytest.mark.rule("NUM-04")
 @both_schemes
-@both_forms
-def test_an_int32_bias_is_off_by_half_a_step_of_input_and_weight(is_decomposed: bool, per_channel: bool) -> None:
+def test_an_int32_bias_is_off_by_half_a_step_of_input_and_weight(per_channel: bool) -> None:
     layer = nn.Conv2d(2, 3, 1)
     _, scales = weighted(layer, per_channel)
     x = on_grid(drawn_integers(1, 2, 4, 4, seed=4), **X)  # type: ignore[arg-type]
-    how: dict[str, Any] = {"is_decomposed": is_decomposed, "per_channel": per_channel}
+    how: dict[str, Any] = {"per_channel": per_channel}
     model = quantized(nn.Sequential(layer), x, **how)
     exact = exact_of(model, x, int32_bias=True)
     assert exact.errors["bias"][0, :, 0, 0].tolist() == [float(SX * scale / 2) for scale in scales]
@@ -90,13 +88,12 @@ def test_an_int32_bias_is_off_by_half_a_step_of_input_and_weight(is_decomposed: 
 
 @pytest.mark.rule("NUM-04")
 @both_schemes
-@both_forms
-def test_sums_in_floating_point_have_the_bound_of_a_dot_product(is_decomposed: bool, per_channel: bool) -> None:
+def test_sums_in_floating_point_have_the_bound_of_a_dot_product(per_channel: bool) -> None:
     layer = nn.Linear(9, 5)
     w, scales = weighted(layer, per_channel)
     q = drawn_integers(3, 9, seed=1)
     x = on_grid(q, **X)  # type: ignore[arg-type]
-    model = quantized(nn.Sequential(layer), x, is_decomposed=is_decomposed, per_channel=per_channel)
+    model = quantized(nn.Sequential(layer), x, per_channel=per_channel)
     bias = [Fraction(b) for b in layer.bias.tolist()]
     absolute = [
         sum(abs((int(q[n, k]) - ZX) * int(w[c, k])) for k in range(9)) * SX * scales[c]
@@ -110,14 +107,13 @@ def test_sums_in_floating_point_have_the_bound_of_a_dot_product(is_decomposed: b
 
 @pytest.mark.rule("NUM-04")
 @both_schemes
-@both_forms
-def test_a_bias_in_float_is_rounded_as_the_sum_is_and_none_is_not(is_decomposed: bool, per_channel: bool) -> None:
+def test_a_bias_in_float_is_rounded_as_the_sum_is_and_none_is_not(per_channel: bool) -> None:
     layer = nn.Linear(9, 5)
     weighted(layer, per_channel)
     with torch.no_grad():
         layer.bias[2] = 0
     x = on_grid(drawn_integers(3, 9, seed=1), **X)  # type: ignore[arg-type]
-    how: dict[str, Any] = {"is_decomposed": is_decomposed, "per_channel": per_channel}
+    how: dict[str, Any] = {"per_channel": per_channel}
     exact = exact_of(quantized(nn.Sequential(layer), x, **how), x)
     reals = [[Fraction(y) for y in row] for row in exact.real.tolist()]
     biases = [Fraction(b) for b in layer.bias.tolist()]
@@ -167,14 +163,11 @@ def test_two_ways_to_add_a_bias_in_float32_are_within_the_slack_though_they_canc
     ],
     ids=lambda each: type(each).__name__,
 )
-@both_forms
-def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(
-    is_decomposed: bool, layer: Any, shape: tuple[int, ...]
-) -> None:
+def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(layer: Any, shape: tuple[int, ...]) -> None:
     """In the place of a reference module of the same weight: the same result, with the error of a sum of floats."""
     weighted(layer, per_channel=False)
     x = on_grid(drawn_integers(*shape, seed=1), **X)  # type: ignore[arg-type]
-    model = quantized(nn.Sequential(copy.deepcopy(layer)), x, is_decomposed=is_decomposed, per_channel=False)
+    model = quantized(nn.Sequential(copy.deepcopy(layer)), x, per_channel=False)
     of_integers, in_float = exact_of(model, x), exact_of(model, x, float_accumulation=True)
     model.set_submodule("0", layer)
     found = exact_of(model, x)
@@ -187,11 +180,10 @@ def test_a_float_module_with_a_weight_is_computed_and_its_sums_are_in_float(
 
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("layer", [nn.AvgPool1d(4), lambda x: x.mean(2)], ids=("module", "function"))
-@both_forms
-def test_what_is_not_quantized_again_is_summed_in_float(is_decomposed: bool, layer: Any) -> None:
+def test_what_is_not_quantized_again_is_summed_in_float(layer: Any) -> None:
     """γ of 4 terms, each dequantized with a rounding, and their division; as far as a quantize follows, nothing."""
     x = on_grid(drawn_integers(3, 2, 4, seed=1), **X)  # type: ignore[arg-type]
-    model = quantized(One(layer), x, is_decomposed=is_decomposed)
+    model = quantized(One(layer), x)
     assert not exact_of(model, x).errors
     (output,) = (node for node in model.graph.nodes if node.op == "output")
     (dequantize,) = output.all_input_nodes
@@ -213,15 +205,14 @@ class AddLinear(nn.Module):
 
 @pytest.mark.rule("NUM-04")
 @pytest.mark.rule("NUM-06")
-@both_forms
-def test_a_tie_on_the_way_may_fall_either_way_and_goes_on_as_one_step(is_decomposed: bool) -> None:
+def test_a_tie_on_the_way_may_fall_either_way_and_goes_on_as_one_step() -> None:
     """Sums of k/32 on a grid of 1/16: odd k are ties. Elsewhere nothing is in doubt."""
     grid: dict[str, Any] = {"scale": 2.0**-5, "zero_point": 128}
     q, r = torch.tensor([[0, 130, 141, 255], [2, 7, 128, 90]]), torch.tensor([[0, 129, 120, 255], [4, 9, 64, 90]])
     x, y = on_grid(q, **grid), on_grid(r, **grid)
     model = AddLinear()
     w, (scale, *_) = weighted(model.linear, False)
-    reference = converted(model, [activation_range(**grid)] * 2, output=[[x, y]], is_decomposed=is_decomposed)
+    reference = converted(model, [activation_range(**grid)] * 2, output=[[x, y]])
     exact = exact_of(reference, x, y)
     half = [
         [(a - 128) + (b - 128) for a, b in zip(*rows, strict=True)] for rows in zip(q.tolist(), r.tolist(), strict=True)
@@ -240,13 +231,13 @@ def test_a_tie_on_the_way_may_fall_either_way_and_goes_on_as_one_step(is_decompo
 @pytest.mark.slow
 @pytest.mark.rule("CVT-02")
 @settings(PROPERTY, max_examples=30)
-@given(seed=st.integers(0, 2**31), per_channel=st.booleans(), is_decomposed=st.booleans(), n=st.integers(1, 40))
-def test_the_weights_error_holds_for_any_weights(seed: int, per_channel: bool, is_decomposed: bool, n: int) -> None:
+@given(seed=st.integers(0, 2**31), per_channel=st.booleans(), n=st.integers(1, 40))
+def test_the_weights_error_holds_for_any_weights(seed: int, per_channel: bool, n: int) -> None:
     torch.manual_seed(seed)
     layer = nn.Linear(n, 3)
     wanted = nn.Linear(n, 3).double()
     wanted.load_state_dict(layer.state_dict())
-    model = converted(nn.Sequential(layer), [(-9.0, 9.0)], output=[[torch.randn(4, n)]], is_decomposed=is_decomposed,
+    model = converted(nn.Sequential(layer), [(-9.0, 9.0)], output=[[torch.randn(4, n)]],
                       per_channel=per_channel)  # fmt: skip
     (grid,) = input_grids(model)
     x = grid.values(drawn_integers(4, n, seed=seed))

@@ -64,11 +64,8 @@ def prepared_of(model: nn.Module, qconfig: Any) -> GraphModule:
 def test_what_refimpl_makes_of_a_claim_passes(pattern: str, kind: str) -> None:
     claim, qconfig = claim_of(pattern, kind), QCONFIGS[kind]
     assert list(check_prepared_dynamic(claim, prepared_of(MODELS[pattern](), qconfig))) == []
-    reference = reference_of(MODELS[pattern]().eval(), qconfig, is_decomposed=False)
+    reference = reference_of(MODELS[pattern]().eval(), qconfig)
     assert list(check_reference_dynamic(claim, reference)) == []
-    if kind in (DYNAMIC, BYTE):
-        reference = reference_of(MODELS[pattern]().eval(), qconfig, is_decomposed=True)
-        assert list(check_reference_dynamic(claim, reference)) == []
 
 
 @pytest.mark.rule("OBS-05")
@@ -97,13 +94,13 @@ def test_references_of_other_kinds_are_found() -> None:
     embedding = samples_model(nn.Embedding)
     right = claim_of("nn.Linear", DYNAMIC)
     for claim, reference, rule, text in (
-        (right, reference_of(model, FLOAT16, is_decomposed=False), "CVT-03", "quantized to torch.float16"),
-        (right, reference_of(model, dynamic(0, 127), is_decomposed=True), "CVT-03", "(0, 127)"),
+        (right, reference_of(model, FLOAT16), "CVT-03", "quantized to torch.float16"),
+        (right, reference_of(model, dynamic(0, 127)), "CVT-03", "(0, 127)"),
         (right, symbolic_trace(model), "CVT-03", "0 quantizations"),
-        (claim_of("nn.Linear", HALF), reference_of(model, dynamic(), is_decomposed=True), "CVT-04", "torch.uint8"),
-        (claim_of("nn.Embedding", NIBBLE), reference_of(embedding, BYTES, is_decomposed=False), "CVT-02", "quint8"),
+        (claim_of("nn.Linear", HALF), reference_of(model, dynamic()), "CVT-04", "torch.uint8"),
+        (claim_of("nn.Embedding", NIBBLE), reference_of(embedding, BYTES), "CVT-02", "quint8"),
         (claim_of("nn.Embedding", BYTE), symbolic_trace(embedding), "CVT-02", "float32"),
-        (claim_of("nn.Embedding", BYTE), reference_of(model, dynamic(), is_decomposed=False), "OBS-05", "is quantized"),
+        (claim_of("nn.Embedding", BYTE), reference_of(model, dynamic()), "OBS-05", "is quantized"),
     ):
         fault = next(check_reference_dynamic(claim, reference))
         assert fault.rule == rule
@@ -113,7 +110,7 @@ def test_references_of_other_kinds_are_found() -> None:
 @pytest.mark.rule("CVT-02")
 def test_a_weight_left_in_float_and_a_quantized_output_are_found() -> None:
     claim = claim_of("nn.Linear", DYNAMIC)
-    reference = reference_of(nn.Sequential(nn.Linear(9, 5)).eval(), dynamic(), is_decomposed=False)
+    reference = reference_of(nn.Sequential(nn.Linear(9, 5)).eval(), dynamic())
     reference.add_module("0", nn.Linear(9, 5))
     assert next(check_reference_dynamic(claim, reference)).rule == "CVT-02"
     with reference.graph.inserting_before(reference.graph.output_node()):
@@ -125,7 +122,7 @@ def test_a_weight_left_in_float_and_a_quantized_output_are_found() -> None:
 @pytest.mark.rule("OBS-05")
 def test_a_state_that_is_quantized_is_found() -> None:
     model = samples_model(nn.GRUCell)
-    reference = reference_of(model, dynamic(), is_decomposed=False)
+    reference = reference_of(model, dynamic())
     _, state = (node for node in reference.graph.nodes if node.op == "placeholder")
     with reference.graph.inserting_after(state):
         reference.graph.call_function(torch.quantize_per_tensor_dynamic, (state, torch.quint8, False))

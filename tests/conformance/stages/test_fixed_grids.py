@@ -25,12 +25,10 @@ from refimpl import (
     QConfigMapping,
     convert_to_reference_decomposed_fx,
 )
-from refimpl.convert import convert_to_bounded_reference_fx
 from tests.mutants import honest
 from tests.mutants.fixed_grids import Fixing, OwnFixedObserver
 from tests.mutation.gate import Task, run_mutant
 
-FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 SCALE, ZERO_POINT = 2.0**-6, 100
 WEIGHT: Any = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
@@ -95,24 +93,25 @@ def observer_of(model: Any, value: str) -> Any:
 
 @pytest.mark.rule("CVT-01")
 @pytest.mark.rule("OBS-02")
-@pytest.mark.parametrize("convert", FORMS)
 @pytest.mark.parametrize("ends", ["both", "input", "output"])
 @pytest.mark.parametrize("factor", [0.01, 4.0], ids=["wider", "narrower"])
-def test_a_fixed_grid_need_not_hold_what_calibration_saw(factor: float, ends: str, convert: Callable[..., Any]) -> None:
+def test_a_fixed_grid_need_not_hold_what_calibration_saw(factor: float, ends: str) -> None:
     model = prepared(ends=ends, x=factor * X)
-    reference = convert(model)
+    reference = convert_to_reference_decomposed_fx(model)
     groups = {value: find_slot(model, value).group for value in ("fixed", "pool", "cat", "beside")}
     assert groups["fixed"] == groups["pool"] not in (groups["cat"], groups["beside"])
     assert [*check_fixed_grids(reference), *check_ranges(reference, [(factor * X,)])] == []
 
 
 @pytest.mark.rule("OBS-02")
-@pytest.mark.parametrize("convert", FORMS)
-def test_a_fixed_result_that_joins_others_has_a_second_grid_for_that(convert: Callable[..., Any]) -> None:
+def test_a_fixed_result_that_joins_others_has_a_second_grid_for_that() -> None:
     """Whatever the first input of the cat is; the pool before it stays where it is. (OBS-17)"""
     model = prepared(Net(is_first=False))
     assert type(observer_of(model, "cat")) is MinMaxObserver
-    assert [*check_fixed_grids(convert(model)), *check_ranges(convert(model), [(4 * X,)])] == []
+    assert [
+        *check_fixed_grids(convert_to_reference_decomposed_fx(model)),
+        *check_ranges(convert_to_reference_decomposed_fx(model), [(4 * X,)]),
+    ] == []
 
 
 @pytest.mark.rule("CVT-01")
@@ -147,13 +146,12 @@ FAULTS = {
 
 @pytest.mark.rule("CVT-01")
 @pytest.mark.rule("DTY-05")
-@pytest.mark.parametrize("convert", FORMS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_another_grid_than_the_fixed_one_is_found(fault: str, convert: Callable[..., Any]) -> None:
+def test_another_grid_than_the_fixed_one_is_found(fault: str) -> None:
     change, told = FAULTS[fault]
     model = prepared()
     change(observer_of(model, "fixed"))
-    found = next(check_fixed_grids(convert(model)))
+    found = next(check_fixed_grids(convert_to_reference_decomposed_fx(model)))
     assert found.rule == "CVT-01"
     assert found.message.startswith("fixed is quantized with ") and told in found.message
     assert found.message.endswith("the claim fixes scale 0.015625, zero point 100, integers 0..255")

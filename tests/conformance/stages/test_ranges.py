@@ -25,11 +25,9 @@ from refimpl import (
     QConfigMapping,
     convert_to_reference_decomposed_fx,
 )
-from refimpl.convert import convert_to_bounded_reference_fx
 from reports.verdicts import Verdict
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
 WEIGHT: Any = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
 SCHEMES = {
     "affine": MinMaxObserver.with_args(dtype=torch.quint8),
@@ -49,14 +47,13 @@ def prepared(*layers: nn.Module, mapping: Any = None, batches: tuple[Any, ...] =
 
 
 @pytest.mark.rule("CVT-01")
-@pytest.mark.parametrize("convert", FORMS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("offset", [0.0, 3.0, -3.0])
-def test_grids_of_the_calibration_data_are_no_fault(scheme: str, offset: float, convert: Callable[..., Any]) -> None:
+def test_grids_of_the_calibration_data_are_no_fault(scheme: str, offset: float) -> None:
     mapping = QConfigMapping().set_global(QConfig(SCHEMES[scheme], WEIGHT))
     batches = ((X + offset,), (2 * X + offset,))
     model = prepared(nn.ReLU(), nn.Flatten(), nn.Linear(4, 4), mapping=mapping, batches=batches)
-    assert list(check_ranges(convert(model), batches)) == []
+    assert list(check_ranges(convert_to_reference_decomposed_fx(model), batches)) == []
 
 
 def narrow(model: Any) -> None:
@@ -74,18 +71,15 @@ def never_calibrated(model: Any) -> None:
 
 
 @pytest.mark.rule("CVT-01")
-@pytest.mark.parametrize("convert", FORMS)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [(narrow, "in calibration"), (wide, "explains no such step"), (never_calibrated, "_0 is quantized to 0..255 in")],
 )
 @pytest.mark.filterwarnings("ignore:MinMaxObserver has seen no data")
-def test_a_range_that_is_not_what_calibration_saw_is_found(
-    fault: Callable[[Any], None], message: str, convert: Callable[..., Any]
-) -> None:
+def test_a_range_that_is_not_what_calibration_saw_is_found(fault: Callable[[Any], None], message: str) -> None:
     model = prepared(nn.Linear(4, 4))
     fault(model)
-    found = next(check_ranges(convert(model), ((X,), (2 * X,))))
+    found = next(check_ranges(convert_to_reference_decomposed_fx(model), ((X,), (2 * X,))))
     assert (found.rule, found.verdict) == ("CVT-01", Verdict.REFUTED)
     assert found.message.startswith("_0 is quantized to") and message in found.message
 

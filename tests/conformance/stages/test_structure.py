@@ -105,6 +105,16 @@ def test_a_fuser_that_folds_wrongly() -> None:
     assert ended.evidence["where"].case and ended.evidence["graph"]
 
 
+@pytest.mark.rule("CVT-10")
+def test_a_dtype_that_the_backends_form_does_not_have() -> None:
+    for dtype in (torch.int16, torch.int8):
+        entry = BackendPatternConfig(nn.ReLU).add_dtype_config(DTypeConfig(dtype, dtype))
+        assert ended_by(entry).verdict is Verdict.VERIFIED
+        ended = ended_by(entry, decomposed=False)
+        assert (ended.stage, ended.rule, ended.verdict) == ("convert", "CVT-01", Verdict.UNEXERCISED)
+        assert f"CVT-10: x is observed for {dtype}" in ended.message
+
+
 @pytest.mark.rule("CVT-02")
 def test_a_reference_model_with_another_meaning() -> None:
     entry = BackendPatternConfig((nn.Linear, nn.ReLU)).add_dtype_config(U8_S8)

@@ -21,7 +21,6 @@ Y = {"scale": 2.0**-4, "zero_point": 200}
 SX, ZX = Fraction(2) ** -5, 40
 SY, ZY = Fraction(2) ** -4, 200
 U = Fraction(1, 2**24)
-both_forms = pytest.mark.parametrize("is_decomposed", (False, True), ids=("quantized", "decomposed"))
 both_schemes = pytest.mark.parametrize("per_channel", (False, True), ids=("per_tensor", "per_channel"))
 
 

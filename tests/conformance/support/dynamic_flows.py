@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 
 from backends.base import Capabilities
 from backends.native_tables import native_config
-from backends.torch_engine import engine
 from conformance.ops.op_model import MODEL_OF, Input, Role
 from conformance.ops.table import OP_SAMPLES
 from conformance.oracle.exact import Exact
@@ -22,7 +21,6 @@ from refimpl import (
     QConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
-    convert_to_reference_fx,
     prepare_fx,
 )
 
@@ -83,12 +81,11 @@ def _drawn(given: Input) -> Tensor:
     return (drawn - 96) * 2.0**-6
 
 
-def reference_of(model: nn.Module, qconfig: QConfig, *, is_decomposed: bool, config: str = "qnnpack") -> GraphModule:
+def reference_of(model: nn.Module, qconfig: QConfig, *, config: str = "qnnpack") -> GraphModule:
     """Quantize a model by one QConfig; the range of dynamic inputs is not cut by the global engine."""
     mapping = QConfigMapping().set_global(qconfig)
-    convert = convert_to_reference_decomposed_fx if is_decomposed else convert_to_reference_fx
-    with engine("qnnpack"):
-        return convert(prepare_fx(model, mapping, None, backend_config=native_config(config)))  # type: ignore[arg-type]
+    prepared = prepare_fx(model, mapping, None, backend_config=native_config(config))  # type: ignore[arg-type]
+    return convert_to_reference_decomposed_fx(prepared)
 
 
 def excess(exacts: Sequence[Exact], output: Any) -> float:

@@ -21,7 +21,6 @@ from refimpl import (
     convert_to_reference_decomposed_fx,
     prepare_fx,
 )
-from refimpl.convert import convert_to_bounded_reference_fx
 
 PROPERTY = settings(deadline=None, derandomize=True, database=None)
 """Hypothesis for this project: the same examples in every run, on machines of any speed."""
@@ -79,7 +78,6 @@ def converted(
     model: nn.Module,
     ranges: Sequence[tuple[float, float]],
     *,
-    is_decomposed: bool,
     per_channel: bool = False,
     config: BackendConfig | None = None,
     output: Sequence[Sequence[Tensor]] = (),
@@ -98,8 +96,7 @@ def converted(
         for batch in output:
             ends = [torch.linspace(low, high, int(x.numel())) for x, (low, high) in zip(batch, ranges, strict=True)]
             prepared(*(end.reshape(x.shape) for end, x in zip(ends, batch, strict=True)))
-    convert = convert_to_reference_decomposed_fx if is_decomposed else convert_to_bounded_reference_fx
-    return convert(prepared)
+    return convert_to_reference_decomposed_fx(prepared)
 
 
 def on_grid(integers: Tensor, *, scale: float, zero_point: int) -> Tensor:

@@ -204,14 +204,10 @@ def test_a_format_that_there_is_not_is_refused() -> None:
     assert choose_formats(["pt2"]) == ("json", "pt2")
 
 
-def test_formats_of_two_forms_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="export them into two bundles"):
-        export(make_options("qnnpack", claims=(ADD,)), tmp_path / "bundle", ("json", "fx", "pt2"), None)
-
-
 def test_models_of_a_backend_that_takes_programs_are_those_from_which_these_are_made() -> None:
     assert choose_form(Representation.EXPORTED, ("json", "fx", "pt2")) is Representation.DECOMPOSED
-    assert choose_form(Representation.QUANTIZED, ("json", "fx")) is Representation.QUANTIZED
+    assert choose_form(Representation.QUANTIZED, ("json", "pt2")) is Representation.DECOMPOSED
+    assert choose_form(Representation.QUANTIZED, ("json", "fx", "pt2")) is Representation.QUANTIZED
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

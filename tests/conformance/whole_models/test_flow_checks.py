@@ -36,15 +36,12 @@ from refimpl import (
     prepare_fx,
     prepare_qat_fx,
 )
-from refimpl.convert import convert_to_bounded_reference_fx
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.tracing import layer_of
 from reports.verdicts import Verdict
 from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, PER_CHANNEL, dynamic
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend, QuantizedWeighed, Weighed
 
-FORMS = (convert_to_bounded_reference_fx, convert_to_reference_decomposed_fx)  # those of the suite
-each_form = pytest.mark.parametrize("convert", FORMS, ids=("quantized tensors", "decomposed"))
 IMAGES = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 STATIC = get_default_qconfig_mapping("qnnpack")
@@ -178,21 +175,19 @@ def are_equal(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.rule("OBS-15", "CVT-01", "CVT-02", "CVT-06")
-@each_form
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_an_honest_flow_makes_of_any_kind_is_the_model(kind: str, convert: Any) -> None:
+def test_what_an_honest_flow_makes_of_any_kind_is_the_model(kind: str) -> None:
     make, mapping, x = KINDS[kind]
-    model, floating, reference = flowed(make, convert, mapping, x)
+    model, floating, reference = flowed(make, convert_to_reference_decomposed_fx, mapping, x)
     assert list(check_prepared(model, floating, (x,), is_qat=False)) == []
     assert list(check_reference(floating, reference, (x,))) == []
     assert list(check_roundings(floating, reference, can_clip=False)) == []
 
 
-@each_form
 @pytest.mark.parametrize("kind", ROUNDED)
-def test_a_reference_model_without_its_roundings_has_the_bits_of_the_prepared_one(kind: str, convert: Any) -> None:
+def test_a_reference_model_without_its_roundings_has_the_bits_of_the_prepared_one(kind: str) -> None:
     make, mapping, x = KINDS[kind]
-    _, floating, reference = flowed(make, convert, mapping, x)
+    _, floating, reference = flowed(make, convert_to_reference_decomposed_fx, mapping, x)
     kept = copy.deepcopy(reference.state_dict())
     plain = without_roundings(reference, floating)
     with torch.no_grad():
@@ -215,8 +210,7 @@ def test_a_prepared_model_without_observers_sees_nothing_and_the_given_one_goes_
 
 
 @pytest.mark.rule("QAT-01", "QAT-02")
-@each_form
-def test_a_trained_model_is_held_to_what_it_has_learned(convert: Any) -> None:
+def test_a_trained_model_is_held_to_what_it_has_learned() -> None:
     torch.manual_seed(1)
     model = convolutions()
     trained = prepare_qat_fx(copy.deepcopy(model).train(), get_default_qat_qconfig_mapping("qnnpack"), (IMAGES,))
@@ -227,7 +221,7 @@ def test_a_trained_model_is_held_to_what_it_has_learned(convert: Any) -> None:
             parameter.mul_(1.25)
         trained(IMAGES)
     floating = without_observers(trained.eval())
-    reference = convert(trained)
+    reference = convert_to_reference_decomposed_fx(trained)
     assert list(check_reference(floating, reference, (IMAGES,))) == []
     assert list(check_roundings(floating, reference, can_clip=True)) == []
     found(check_prepared(model, floating, (IMAGES,), is_qat=True), "QAT-01", "skip")
@@ -236,11 +230,11 @@ def test_a_trained_model_is_held_to_what_it_has_learned(convert: Any) -> None:
 # -- faults of convert ------------------------------------------------------------------------------------------------
 
 
-def changed(convert: Any, change: Callable[[Any], object]) -> Any:
+def changed(change: Callable[[Any], object]) -> Any:
     """A conversion whose result is changed."""
 
     def converted(*arguments: Any) -> Any:
-        made = convert(*arguments)
+        made = convert_to_reference_decomposed_fx(*arguments)
         change(made)
         made.recompile()
         return made
@@ -257,15 +251,14 @@ def other_number(model: Any) -> None:
     node.args = (node.args[0], 2, 2, 1)
 
 
-@each_form
 @pytest.mark.parametrize(("change", "node", "told"), [
     (other_stride, "skip", "of shape (2, 4, 8, 8), not (2, 4, 6, 6)"),
     (other_number, "avg_pool2d", "of shape (2, 4, 4, 4), not (2, 4, 3, 3)"),
     (lambda model: setattr(layer_of(model.conv), "bias", nn.Parameter(layer_of(model.conv).bias + 1)), "conv",
      "rounding explains"),
 ])  # fmt: skip
-def test_what_convert_changes_beside_rounding_is_found(convert: Any, change: Any, node: str, told: str) -> None:
-    _, floating, reference = flowed(convolutions, changed(convert, change), STATIC, IMAGES)
+def test_what_convert_changes_beside_rounding_is_found(change: Any, node: str, told: str) -> None:
+    _, floating, reference = flowed(convolutions, changed(change), STATIC, IMAGES)
     message = found(check_reference(floating, reference, (IMAGES,)), "CVT-01", node)
     assert message.startswith(
         f"convert changed what the model computes, beside rounding it: the first node that differs is {node}"
@@ -280,7 +273,7 @@ def take_integers(model: Any) -> None:
 
 
 def test_a_reader_of_integers_is_found() -> None:
-    _, floating, reference = flowed(convolutions, changed(FORMS[1], take_integers), STATIC, IMAGES)
+    _, floating, reference = flowed(convolutions, changed(take_integers), STATIC, IMAGES)
     message = found(check_roundings(floating, reference, can_clip=False), "CVT-06", "add")
     assert message == "add reads the integers of conv, and not the numbers that they stand for"
 
@@ -291,17 +284,16 @@ def dequantize_otherwise(model: Any) -> None:
 
 
 def test_a_dequantize_by_another_scale_is_found() -> None:
-    _, floating, reference = flowed(convolutions, changed(FORMS[1], dequantize_otherwise), STATIC, IMAGES)
+    _, floating, reference = flowed(convolutions, changed(dequantize_otherwise), STATIC, IMAGES)
     assert "x is quantized by (" in found(check_roundings(floating, reference, can_clip=False), "CVT-01", "x")
 
 
-@each_form
 @pytest.mark.parametrize(("kind", "target", "name"), [
     ("static", "skip", "weight"), ("dynamic, per channel", "2", "weight"),
     ("float16", "2", "weight"), ("recurrent", "lstm", "weight_hh_l1"), ("cell", "cell", "weight_ih"),
     ("embedding", "table", "weight"), ("embedding of four bits", "table", "weight"),
 ])  # fmt: skip
-def test_a_weight_that_is_not_the_float_models_is_found(convert: Any, kind: str, target: str, name: str) -> None:
+def test_a_weight_that_is_not_the_float_models_is_found(kind: str, target: str, name: str) -> None:
     """One element, two steps away: within the range that is left to it."""
     make, mapping, x = KINDS[kind]
 
@@ -311,18 +303,17 @@ def test_a_weight_that_is_not_the_float_models_is_found(convert: Any, kind: str,
         weight.view(-1)[int(weight.abs().argmin())] += float(weight.abs().max()) / 3
         setattr(layer, name, nn.Parameter(weight))
 
-    _, floating, reference = flowed(make, changed(convert, move), mapping, x)
+    _, floating, reference = flowed(make, changed(move), mapping, x)
     for can_clip in (False, True):
         message = found(check_roundings(floating, reference, can_clip=can_clip), "CVT-02", target)
         assert message == f"{target}'s {name} is not that of the float model, rounded by half a step at most"
 
 
-@each_form
-def test_weights_that_an_observer_clips_are_left_to_those_who_chose_it(convert: Any) -> None:
+def test_weights_that_an_observer_clips_are_left_to_those_who_chose_it() -> None:
     def halve(model: Any) -> None:
         layer_of(model.skip).weight_scale.mul_(0.5)
 
-    _, floating, reference = flowed(convolutions, changed(convert, halve), STATIC, IMAGES)
+    _, floating, reference = flowed(convolutions, changed(halve), STATIC, IMAGES)
     found(check_roundings(floating, reference, can_clip=False), "CVT-02", "skip")
     assert list(check_roundings(floating, reference, can_clip=True)) == []
 
