@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 from torch.fx import GraphModule
 
 from backends.base import Backend, Representation, UnsupportedPattern
-from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, describe_error, list_names
+from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, format_error, list_names
 from refimpl import BackendConfig
 
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run silently
@@ -96,12 +96,12 @@ def _import_attribute(target: str, what: str) -> object:
         module = importlib.import_module(module_name)
     except _FAULTS as error:
         raise BackendNotFound(
-            f"{what}: module {module_name!r} does not import: {describe_error(error)} (working directory {os.getcwd()})"
+            f"{what}: module {module_name!r} does not import: {format_error(error)} (working directory {os.getcwd()})"
         ) from error
     try:
         return reduce(getattr, path.split("."), module)
     except AttributeError:
-        raise BackendNotFound(f"{what}: {_describe_missing(module_name, path, vars(module))}") from None
+        raise BackendNotFound(f"{what}: {_format_missing(module_name, path, vars(module))}") from None
 
 
 class ConfigOnly(Backend):
@@ -136,7 +136,7 @@ def _complete(value: object, name: str) -> object:
     return ConfigOnly(own_name, lambda: value) if hasattr(value, "configs") or isinstance(value, dict) else value
 
 
-def _describe_missing(module_name: str, path: str, names: dict[str, object]) -> str:
+def _format_missing(module_name: str, path: str, names: dict[str, object]) -> str:
     backends = [name for name, value in names.items() if _is_backend_class(value) and value is not Backend]
     near = get_close_matches(path, [name for name in names if not name.startswith("__")], n=1)
     hint = f"its backends: {', '.join(backends)}" if backends else f"did you mean {near[0]!r}?" if near else ""
@@ -152,9 +152,9 @@ def _backend_of(value: object, target: str) -> Backend:
         try:
             value = value()
         except _FAULTS as error:
-            raise BackendNotFound(f"{target}: {name}() raised {describe_error(error)}") from error
+            raise BackendNotFound(f"{target}: {name}() raised {format_error(error)}") from error
     if not isinstance(value, Backend):
-        raise BackendNotFound(f"{target} is not a Backend: {_describe_other(value)}")
+        raise BackendNotFound(f"{target} is not a Backend: {_format_other(value)}")
     own_name, representation = getattr(value, "name", None), getattr(value, "representation", None)
     if not isinstance(own_name, str) or not own_name:
         raise BackendNotFound(f"{target}: attribute 'name' is {own_name!r}; set it to a short name such as 'my_npu'")
@@ -168,7 +168,7 @@ def _is_backend_class(value: object) -> TypeGuard[type[Backend]]:
     return isinstance(value, type) and issubclass(value, Backend)
 
 
-def _describe_other(value: object) -> str:
+def _format_other(value: object) -> str:
     """Say what an object that is no Backend is, and what it lacks."""
     kind = f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
     needed = ("name", "representation", *sorted(Backend.__abstractmethods__))

@@ -15,16 +15,16 @@ from refimpl.tracing import attribute_of
 MOST_LINES = 60
 
 
-def spell_graph(model: Callable[..., Any]) -> str:
+def format_graph(model: Callable[..., Any]) -> str:
     """Spell a model's graph; "" for other than a GraphModule: only its author knows what it does."""
     if not isinstance(model, GraphModule):
         return ""
-    lines = [_spell_line(node, model) for node in model.graph.nodes if node.op != "get_attr"]
+    lines = [_format_line(node, model) for node in model.graph.nodes if node.op != "get_attr"]
     omitted = [f"… and {len(lines) - MOST_LINES} lines more"] if len(lines) > MOST_LINES else []
     return "\n".join([*lines[:MOST_LINES], *omitted])
 
 
-def _spell_line(node: Node, model: GraphModule) -> str:
+def _format_line(node: Node, model: GraphModule) -> str:
     spell = partial(_spell, model=model)
     if node.op == "output":
         return f"return {spell(node.args[0])}"
@@ -33,10 +33,10 @@ def _spell_line(node: Node, model: GraphModule) -> str:
     words = [spell(value) for value in node.args] + [f"{key}={spell(value)}" for key, value in node.kwargs.items()]
     if node.op == "call_method":
         return f"{node.name} = {words[0]}.{node.target}({', '.join(words[1:])})"
-    return f"{node.name} = {_spell_callee(node, model)}({', '.join(words)})"
+    return f"{node.name} = {_format_callee(node, model)}({', '.join(words)})"
 
 
-def _spell_callee(node: Node, model: GraphModule) -> str:
+def _format_callee(node: Node, model: GraphModule) -> str:
     if node.op == "call_module":
         return type(model.get_submodule(str(node.target))).__name__
     return str(getattr(node.target, "__name__", None) or node.target)

@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
-from backends.graph_text import spell_graph
+from backends.graph_text import format_graph
 from backends.quantized_form import to_quantized_form
 from refimpl import ModelError, export_reference
 
@@ -63,4 +63,4 @@ class _Wrapped(Lowered):
 
     def graph(self) -> str:
         """Return the graph of a GraphModule, or of what has one."""
-        return spell_graph(getattr(self._made, "graph_module", self._made))
+        return format_graph(getattr(self._made, "graph_module", self._made))

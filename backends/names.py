@@ -34,6 +34,6 @@ def list_names() -> list[str]:
     return sorted({*SHIPPED, *entry_points(group=ENTRY_POINT_GROUP).names})
 
 
-def describe_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error's class and text on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

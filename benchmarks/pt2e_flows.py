@@ -26,7 +26,7 @@ import torch
 from tabulate import tabulate
 
 from backends.discovery import find_backend
-from backends.names import describe_error
+from backends.names import format_error
 from benchmarks.pt2e_reasons import REASONS, Reason, Trial, compare, find_reason, trial_of
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.claim import Claim, enumerate_claims
@@ -74,7 +74,7 @@ def _compare(trial: Trial, reason: Reason | None) -> tuple[str, Reason | None]:
         difference, both = compare(trial)
         is_explained = bool(difference) and reason is not None and reason.is_shown(trial, both)
     except Exception as error:  # the row says it, and the claim does not carry over
-        return describe_error(error), None
+        return format_error(error), None
     return difference, reason if is_explained else None
 
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from backends.discovery import find_backend
-from backends.names import describe_error
+from backends.names import format_error
 from benchmarks.pt2e_both import convert_both, export_float, find_difference
 from benchmarks.pt2e_flows import CONFIGS, name_backend
 from conformance.annotations.remembered import remember_patterns
@@ -130,7 +130,7 @@ def search(source: Source, count: int, seed: int) -> GraphSearch:
             try:
                 differences[text] = source.compare(graph)
             except Exception as error:
-                differences[text] = describe_error(error)
+                differences[text] = format_error(error)
             compared.append(graph)
             if differences[text] and is_broken_by_torchao(graph):
                 broken.append(graph)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from backends.discovery import find_backend
-from backends.names import describe_error
+from backends.names import format_error
 from benchmarks.pt2e_both import Both
 from benchmarks.pt2e_flows import CONFIGS, name_backend
 from benchmarks.pt2e_reasons import Trial, compare, is_same, list_refused, make_norms_exact, norms_of
@@ -82,7 +82,7 @@ def _compare(trial: Trial) -> tuple[str, str]:
         difference, both = compare(trial)
         return difference, _find_reason(trial, both) if difference else ""
     except Exception as error:
-        return describe_error(error), ""
+        return format_error(error), ""
 
 
 def _find_reason(trial: Trial, both: Both) -> str:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(words[:1])
         if options.version:
-            print(_describe_version())
+            print(_format_version())
             return 0
         if options.command is None:
             parser.error(f"give a command: {', '.join(_COMMANDS)}")
@@ -89,7 +89,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 """What answers each command; the suite says what stands for ``describe``, which is gone."""
 
 
-def _describe_version() -> str:
+def _format_version() -> str:
     from conformance.machine.release import find_change, read_suite_commit, read_suite_version
 
     root = Path(__file__).resolve().parents[1]

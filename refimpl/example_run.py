@@ -68,7 +68,7 @@ class Examples:
         """The facts that are known without another run: before the run, only the model inputs' facts."""
         if self.were_run:
             return self.seen
-        inputs = () if self._describe_misfit() else self._inputs
+        inputs = () if self._format_misfit() else self._inputs
         values = zip(self._model.graph.find_nodes(op="placeholder"), inputs, strict=False)
         return {node: _fact_of(value) for node, value in values if not str(node.target).startswith("*")}
 
@@ -98,7 +98,7 @@ class Examples:
                 self.seen[new] = self.seen.pop(old)
 
     def _read(self) -> tuple[dict[Node, Fact], str]:
-        reader, failure = _Reader(self._model), self._describe_misfit() if self._inputs else ""
+        reader, failure = _Reader(self._model), self._format_misfit() if self._inputs else ""
         if self._inputs and not failure:
             try:
                 with torch.no_grad():
@@ -109,7 +109,7 @@ class Examples:
                 failure = f"{reader.at}: {type(error).__name__}: {error}"
         return reader.seen, failure
 
-    def _describe_misfit(self) -> str:
+    def _format_misfit(self) -> str:
         """Return why the model cannot even be called with that number of inputs; "" if it can."""
         parameters = self._model.graph.find_nodes(op="placeholder")
         names = [str(node.target) for node in parameters]

@@ -157,14 +157,14 @@ class RangeObserver(Observer):
         self.reduce_range = bool(reduce_range)
         self.has_customized_qrange = self.quant_min is not None and self.quant_max is not None
         self._fill_range()
-        if misfit := self._describe_misfit():
+        if misfit := self._format_misfit():
             raise QConfigError(f"{type(self).__name__}: {misfit}")
         if self.reduce_range and (self.has_customized_qrange or dtype in _EIGHT_BITS):
             self.quant_min, self.quant_max = self.quant_min // 2, self.quant_max // 2
         for name, value in (("eps", [eps]), *zip(("min_val", "max_val"), self.unseen, strict=True)):
             self.register_buffer(name, torch.tensor(value, **(factory_kwargs or {})))
 
-    def _describe_misfit(self) -> str:
+    def _format_misfit(self) -> str:
         """Return which arguments do not go together; "" if all do."""
         if self.qscheme not in self.schemes:
             return f"qscheme is {self.qscheme}, must be one of {self.schemes}"

@@ -132,7 +132,7 @@ def _fuse(calls: Calls, request: Request) -> None:
 
 def _refuse_inexpressible(plan: Plan) -> Plan:
     """Leave in float what is quantized with a weight that PT2E has no words for; the decision says so."""
-    words = {decision.node: _describe_inexpressible(decision) for decision in plan.decisions}
+    words = {decision.node: _format_inexpressible(decision) for decision in plan.decisions}
     decisions = tuple(
         replace(each, dtype_config=None, reason=f"PT2E: {words[each.node]}") if words[each.node] else each
         for each in plan.decisions
@@ -142,7 +142,7 @@ def _refuse_inexpressible(plan: Plan) -> Plan:
     return replace(plan, decisions=decisions, slots=tuple(slots))
 
 
-def _describe_inexpressible(decision: Decision) -> str:
+def _format_inexpressible(decision: Decision) -> str:
     """Say what of a decision's weight PT2E has no words for; "" if it can express it."""
     if decision.dtype_config is None or decision.qconfig is None:
         return ""

@@ -145,7 +145,7 @@ def _describe(node: Node) -> str:
     return f"{node.name} ({callers[-1].name})" if callers else node.name
 
 
-def _describe_all(nodes: Sequence[Node]) -> str:
+def _format_all(nodes: Sequence[Node]) -> str:
     names = list(dict.fromkeys(_describe(node) for node in nodes))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -206,7 +206,7 @@ def _find_faults(
     norms = [each.norm for each in group if each.layer is layer]
     others = [user for user in readers.list_readers(layer) if user not in norms]
     if norm is norms[0] and others:
-        yield ChangeKind.RESULT_READ, f"its result is read by {_describe_all(others)} as well"
+        yield ChangeKind.RESULT_READ, f"its result is read by {_format_all(others)} as well"
     if fold is first:
         yield from _find_tensor_readers(readers, fold, group)
     elif fold.is_chained or _identify_norm(norm) != _identify_norm(first.norm):
@@ -231,10 +231,10 @@ def _find_tensor_readers(
     misled = others.pop(new_bias) if bias is None else []
     if any(others.values()):
         names = " and ".join(target for target, users in others.items() if users)
-        users = _describe_all([user for users in others.values() for user in users])
+        users = _format_all([user for users in others.values() for user in users])
         yield ChangeKind.TENSOR_READ, f"it writes {names}, read by {users} as well"
     if misled:
-        yield ChangeKind.NAME_TAKEN, f"its bias is written as {new_bias}, read by {_describe_all(misled)}"
+        yield ChangeKind.NAME_TAKEN, f"its bias is written as {new_bias}, read by {_format_all(misled)}"
 
 
 def _bias_of(layer: Node) -> Any:

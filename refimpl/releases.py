@@ -1,6 +1,6 @@
 """What differs between the releases of torch: a row for each difference, and no other place asks for a version.
 
-Where a release lacks something, what needs it asks `has`, and says why it is left out with `explain_lack`. A torch that
+Where a release lacks something, what needs it asks `has`, and says why it is left out with `format_lack`. A torch that
 cannot serve at all is refused when this module is imported, the first of refimpl's: ImportError says what it lacks.
 """
 
@@ -90,20 +90,20 @@ def has(name: str) -> bool:
     return row.since <= read_release() and (row.until is None or read_release() < row.until)
 
 
-def explain_lack(name: str) -> str:
+def format_lack(name: str) -> str:
     """Return why something is left out: what this torch lacks, the releases that have it, and what is done instead."""
     row = DIFFERENCES[name]
-    until = "" if row.until is None else f", until {spell_release(row.until)}"
-    releases = f"which is there since {spell_release(row.since)}{until}"
+    until = "" if row.until is None else f", until {format_release(row.until)}"
+    releases = f"which is there since {format_release(row.since)}{until}"
     return f"torch {torch.__version__} has no {row.what}, {releases}: {row.instead}"
 
 
 def list_left_out() -> list[str]:
     """Return a line for each thing that this torch lacks, and the suite therefore does not try."""
-    return [explain_lack(name) for name, row in DIFFERENCES.items() if row.leaves_out_cases and not has(name)]
+    return [format_lack(name) for name, row in DIFFERENCES.items() if row.leaves_out_cases and not has(name)]
 
 
-def spell_release(release: Release) -> str:
+def format_release(release: Release) -> str:
     """Return a release as torch spells it, such as ``2.6``."""
     return ".".join(map(str, release))
 
@@ -125,13 +125,13 @@ def refuse_unfit() -> None:
     quantized engines of torch have gone, and with them what a BackendConfig is about. (docs/backends.md)
     """
     if read_release() < OLDEST:
-        raise ImportError(f"torch {torch.__version__} is too old: refimpl needs {spell_release(OLDEST)} or newer")
+        raise ImportError(f"torch {torch.__version__} is too old: refimpl needs {format_release(OLDEST)} or newer")
     try:
         importlib.import_module("torch.ao.nn.quantized.reference")
     except ModuleNotFoundError as error:
         raise ImportError(
             f"torch {torch.__version__} has no torch.ao.nn, whose classes a BackendConfig names; "
-            f"the newest release that refimpl was run on is {spell_release(NEWEST)}"
+            f"the newest release that refimpl was run on is {format_release(NEWEST)}"
         ) from error
 
 

@@ -27,7 +27,7 @@ from reports.certificate import (
     WAIVERS,
     NotCertified,
     certify,
-    describe_signature,
+    format_signature,
     verify,
 )
 from reports.compare import render_board
@@ -155,7 +155,7 @@ def _certify(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     results, found = verify(options.folder)
     left = [
-        describe_signature(options.folder),
+        format_signature(options.folder),
         "whether the machine that ran it was honest: only your own run shows that",
     ]
     if results is not None and options.rerun and not found.problems:
@@ -172,7 +172,7 @@ def _verify(options: argparse.Namespace) -> int:
     status = FAILED if found.problems else PARTLY if found.doubts else OK
     if results is not None:
         print(f"{count_line(results)}\n{verdict_line(results)}")
-        if text := results.describe_execution():
+        if text := results.format_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
         _print_company(results)
     print(f"{options.folder}: {_HOLDS[status]}")

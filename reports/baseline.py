@@ -75,7 +75,7 @@ class Baseline:
     @property
     def text(self) -> str:
         """Content of the file: one claim per line, sorted, for a readable diff."""
-        lines = [f"{_spell_deviation(self.deviations[name])} {name}\n" for name in sorted(self.deviations)]
+        lines = [f"{_format_deviation(self.deviations[name])} {name}\n" for name in sorted(self.deviations)]
         return "".join([f"{line_of(self.basis)}\n", *lines])
 
 
@@ -112,7 +112,7 @@ def read_baseline_file(path: Path) -> Baseline:
         raise ResultsError(f"{path}: is no baseline: {error}; {_COMMAND} makes one of a results file") from error
 
 
-def _spell_deviation(known: Deviation) -> str:
+def _format_deviation(known: Deviation) -> str:
     rule = "?" if known.rule is None else known.rule or "-"
     return f"{known.verdict} {rule} {'?' if known.failing is None else known.failing}"
 
@@ -141,7 +141,7 @@ def write_baseline(files: Sequence[Path], folder: Path) -> str:
 def baseline_of(results: Results) -> Baseline:
     """Return the baseline of a whole run. Raises ResultsError for a run that does not show all claims."""
     header, leads = results.header, results.leads()
-    if why := _explain_unfit(results):
+    if why := _format_unfit(results):
         raise ResultsError(f"no baseline: {why}; run pytest conformance --backend={header.backend} to its end")
     basis = Basis(
         backend=header.backend, isa=header.isa, torch=header.torch, profile=header.profile, seed=header.seed,
@@ -187,9 +187,9 @@ def compare_baseline(path: Path, seen: Mapping[str, Side], header: Header) -> Dr
         baseline = read_baseline_file(path)
     except ResultsError as error:
         return Drift(differences=(str(error),))
-    if why := _explain_difference(header, baseline.basis):
+    if why := _format_difference(header, baseline.basis):
         return Drift(note=f"{path.name}: {why}: nothing compared")
-    changes = [_spell_change(row) for row in _compare(baseline, seen) if row.change is not Change.UNCHANGED]
+    changes = [_format_change(row) for row in _compare(baseline, seen) if row.change is not Change.UNCHANGED]
     return Drift(differences=_shorten(path, [*_compare_configs(baseline, header), *changes]))
 
 
@@ -197,7 +197,7 @@ def compare_with_baseline(path: Path, results: Results) -> Differences:
     """Compare a run with a baseline, as `reports.diff.compare_runs` does with a run. Raises ResultsError."""
     baseline, leads = read_baseline_file(path), results.leads()
     seen = {claim.claim: make_side(claim, leads[claim.claim]) for claim in results.claims}
-    why = _explain_difference(results.header, baseline.basis)
+    why = _format_difference(results.header, baseline.basis)
     return Differences(
         rows=_compare(baseline, seen),
         basis=(*([why] if why else []), *_compare_configs(baseline, results.header)),
@@ -215,7 +215,7 @@ def is_baseline(path: Path) -> bool:
         return False  # who reads it says why
 
 
-def _explain_difference(header: Header, basis: Basis) -> str:
+def _format_difference(header: Header, basis: Basis) -> str:
     """Say why a run cannot be compared with a baseline; empty: it can."""
     releases = ("torch", _release_of(header.torch), _release_of(basis.torch))
     pairs = [releases, *((name, getattr(header, name), getattr(basis, name)) for name in ("profile", "seed"))]
@@ -225,7 +225,7 @@ def _explain_difference(header: Header, basis: Basis) -> str:
     return ", ".join(different)
 
 
-def _explain_unfit(results: Results) -> str:
+def _format_unfit(results: Results) -> str:
     """Say why a run's verdicts cannot be expected of later runs; empty: they can."""
     header, footer = results.header, results.footer
     known = () if footer is None else footer.problems
@@ -270,7 +270,7 @@ def _pair(known: Deviation | None, side: Side) -> tuple[Side, Side]:
     return before, after
 
 
-def _spell_change(row: Difference) -> str:
+def _format_change(row: Difference) -> str:
     if row.new is None or row.old is None:
         return f"{row.name}: {row.why}"
     rule = f" by {row.new.lead.rule}" if row.new.lead.rule else ""

@@ -69,7 +69,7 @@ def certify(
     """
     results = read_results(source)
     reasons = list(find_shortcomings(results))
-    if (text := results.describe_execution()) and not without_execution_evidence:
+    if (text := results.format_execution()) and not without_execution_evidence:
         remedy = (
             "implement the backend's execution(), or certify with --without-execution-evidence, which is then stated"
         )
@@ -175,7 +175,7 @@ def _build_predicate(results: Results) -> dict[str, Any]:
             "execution": results.execution_counts,
             "comparisons": sum(check.cases or 0 for check in results.checks if check.stage == "numerics"),
         },
-        "without_execution_evidence": results.describe_execution(),
+        "without_execution_evidence": results.format_execution(),
         "foreign_code": results.foreign_code,
         "run": {name: value for name, value in header.items() if name not in ("kind", "findings")},
     }  # fmt: skip
@@ -293,7 +293,7 @@ def _compare_values(stated: Mapping[str, Any], recomputed: Mapping[str, Any], wi
             yield f"{within}{key} is {_shorten(pair[0])}; the results give {_shorten(pair[1])}"
 
 
-def describe_signature(folder: Path) -> str:
+def format_signature(folder: Path) -> str:
     """Say in a line whether a certificate is signed, and what checks the signature: nothing here does."""
     certificate, bundle = folder / CERTIFICATE, folder / SIGNATURE
     if not os.path.lexists(bundle):

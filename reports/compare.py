@@ -13,7 +13,7 @@ from reports.numbers import Number
 from reports.page import render_page
 from reports.results import Results, ResultsError
 from reports.schema import ClaimResult, Header
-from reports.text import pluralize, spell_lsb
+from reports.text import format_lsb, pluralize
 from reports.verdicts import Outcome, Verdict
 
 Key = TypeVar("Key")
@@ -36,7 +36,7 @@ class Cell:
     def words(self) -> str:
         """Everything that the cell says, the verdict first."""
         parts = [f"{self.verdict}{' waived' if self.waived else ''}", pluralize(self.claims, "claim")]
-        parts += [] if self.max_lsb is None else [f"up to {spell_lsb(self.max_lsb)} LSB"]
+        parts += [] if self.max_lsb is None else [f"up to {format_lsb(self.max_lsb)} LSB"]
         return ", ".join([*parts, f"{self.seconds:.1f} s"])
 
 

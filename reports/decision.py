@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from reports.handed_in import HANDED_IN
 from reports.results import Results, counts_of
 from reports.schema import ClaimResult, Judged
-from reports.text import pluralize, spell_count
+from reports.text import format_count, pluralize
 from reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
 
 
-def spell_decision(results: Results) -> str:
+def format_decision(results: Results) -> str:
     """Return the outcome, why it is so, and how much is verified, in a line.
 
     ``PASS with 375 waivers (first expires 2027-11-30), 491 of 853 claims verified (58 %)``
     """
     separator = ", " if results.outcome is Outcome.PASS else "; "
-    return f"{results.outcome}{_spell_reason(results)}{separator}{spell_verified(results)}"
+    return f"{results.outcome}{_format_reason(results)}{separator}{format_verified(results)}"
 
 
 def passes_by_leave(results: Results) -> bool:
@@ -26,10 +26,10 @@ def passes_by_leave(results: Results) -> bool:
     return results.outcome is Outcome.PASS and any(row.verdict is not Verdict.VERIFIED for row in results.judged)
 
 
-def spell_verified(results: Results) -> str:
+def format_verified(results: Results) -> str:
     """Return how many of the claims to be judged are VERIFIED: ``491 of 853 claims verified (58 %)``."""
     verified, total = results.counts.get(Verdict.VERIFIED, 0), results.header.claims
-    return f"{spell_count(verified)} of {pluralize(total, 'claim')} verified ({spell_share(verified, total)})"
+    return f"{format_count(verified)} of {pluralize(total, 'claim')} verified ({format_share(verified, total)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class VerifiedShare:
     @property
     def percent(self) -> str:
         """The share in percent; "-" if nothing is claimed."""
-        return spell_share(self.verified, self.claims)
+        return format_share(self.verified, self.claims)
 
     @property
     def words(self) -> str:
@@ -61,7 +61,7 @@ def pass_by_waiver(claims: Sequence[ClaimResult]) -> bool:
     return any(claim.waived for claim in claims) and all(claim.passes for claim in claims)
 
 
-def spell_share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     """Return a share in percent; what is not all or nothing is not rounded to it; "-" of nothing."""
     if not whole:
         return "-"
@@ -69,24 +69,24 @@ def spell_share(part: int, whole: int) -> str:
     return f"{min(max(rounded, 1), 99) if 0 < part < whole else rounded} %"
 
 
-def spell_work(results: Results) -> str:
+def format_work(results: Results) -> str:
     """Say what the backend's process did for claims and models: `4,142 lowerings · 10,370 runs`; "" if nothing did."""
     if not (results.lowerings or results.runs):
         return ""
     return f"{pluralize(results.lowerings, 'lowering')} · {pluralize(results.runs, 'run')}"
 
 
-def _spell_reason(results: Results) -> str:
+def _format_reason(results: Results) -> str:
     if results.outcome is Outcome.PASS:
-        return _spell_let(results)
-    causes = [*_spell_failing(results), *_spell_problems(results)]
+        return _format_let(results)
+    causes = [*_format_failing(results), *_format_problems(results)]
     if results.outcome is Outcome.INCOMPLETE and (count_unreached(results) or not causes):
         total = pluralize(results.header.claims, "claim")
-        return f" because the run stopped after {spell_count(len(results.claims))} of {total}"
+        return f" because the run stopped after {format_count(len(results.claims))} of {total}"
     return f" because {_enumerate(causes)}" if causes else ""
 
 
-def _spell_let(results: Results) -> str:
+def _format_let(results: Results) -> str:
     """Return what lets a run pass besides VERIFIED claims and models."""
     waived = results.waived + results.waived_models
     waivers = (row.waiver for row in results.judged if row.waived)
@@ -95,19 +95,19 @@ def _spell_let(results: Results) -> str:
     parts = []
     if waived:
         parts.append(pluralize(waived, "waiver") + (f" (first expires {expires})" if expires else ""))
-    parts += [f"{spell_count(results.allowed)} QUALITY allowed"] if results.allowed else []
-    parts += [f"{spell_count(accepted)} UNSHOWN accepted"] if accepted else []
+    parts += [f"{format_count(results.allowed)} QUALITY allowed"] if results.allowed else []
+    parts += [f"{format_count(accepted)} UNSHOWN accepted"] if accepted else []
     return f" with {_enumerate(parts)}" if parts else ""
 
 
-def _spell_failing(results: Results) -> Iterator[str]:
+def _format_failing(results: Results) -> Iterator[str]:
     groups: tuple[tuple[str, Sequence[Judged]], ...] = (("claim", results.claims), ("model", results.models))
     for noun, rows in groups:
         for verdict, count in counts_of(row.verdict for row in rows if not row.passes).items():
             yield f"{pluralize(count, noun)} {VERDICT_TEXTS[verdict].many if count > 1 else VERDICT_TEXTS[verdict].one}"
 
 
-def _spell_problems(results: Results) -> Iterator[str]:
+def _format_problems(results: Results) -> Iterator[str]:
     first, *others = [*results.problems, ""]
     if first:
         yield first if len(others) == 1 else f"{first} (and {pluralize(len(others) - 1, 'further problem')})"
@@ -125,7 +125,7 @@ def list_untried(results: Results) -> Iterator[str]:
         yield f"that a device computed the outputs, and left its inputs as they are: files were handed in ({handed_in})"
     yield from (f"that the suite judged alone: {line}" for line in list_company(results))
     if header.resumed:
-        yield f"anything new of {spell_count(header.resumed)} claims and models: an earlier run judged them (--resume)"
+        yield f"anything new of {format_count(header.resumed)} claims and models: an earlier run judged them (--resume)"
     if header.shard:
         yield f"the claims of the other shards: this is shard {header.shard}"
     elif header.claims < header.claims_in_config:
@@ -147,20 +147,20 @@ def list_company(results: Results) -> Iterator[str]:
         yield f"{pluralize(results.beside_own_code, 'claim')} judged beside the vendor's own code"
 
 
-def spell_waived(claims: Sequence[ClaimResult]) -> str:
+def format_waived(claims: Sequence[ClaimResult]) -> str:
     """Return how many of several claims are waived: ``all waived``, ``3 waived``; "" if none is."""
     waived = sum(claim.waived for claim in claims)
-    return f"{'all' if waived == len(claims) else spell_count(waived)} waived" if waived else ""
+    return f"{'all' if waived == len(claims) else format_count(waived)} waived" if waived else ""
 
 
-def describe_no_failure(results: Results) -> str:
+def format_no_failure(results: Results) -> str:
     """Say what it means that no claim is listed as a failure, for a run in which none is."""
     grouped = sum(not claim.passes for claim in results.claims)
     parts = ["No claim that was judged is refuted" if grouped else "No claim that was judged fails"]
     if results.waived:
-        parts.append(f"{spell_count(results.waived)} would, but for a waiver")
+        parts.append(f"{format_count(results.waived)} would, but for a waiver")
     if grouped:
-        parts.append(f"{spell_count(grouped)} of unexercised or unshown claims stand below")
+        parts.append(f"{format_count(grouped)} of unexercised or unshown claims stand below")
     elif results.outcome is Outcome.FAIL:
         parts.append("the run fails all the same: its first lines say why")
     if count_unreached(results):

@@ -11,7 +11,7 @@ from reports.measured import Deployment, Metric, ModelPart
 from reports.numbers import Number
 from reports.plots import Plot, plot_parts
 from reports.schema import ModelResult
-from reports.text import pluralize, spell_count, spell_db, spell_number
+from reports.text import format_count, format_db, format_number, pluralize
 
 MOST_WORST = 8
 """Number of patterns that the table of the worst has."""
@@ -58,14 +58,14 @@ def _view(number: int, model: ModelResult, deployment: Deployment) -> Deployment
 def _list_facts(deployment: Deployment) -> Iterator[str]:
     """Yield what there is to say of a model, a sentence each."""
     quantized, parts, total = deployment.quantized, deployment.parts, deployment.multiplications
-    share = f", {_spell_share(sum(part.multiplications for part in quantized), total)} of " if total else ""
-    work = f"{share}its {spell_count(total)} multiply-accumulates" if total else ""
+    share = f", {_format_share(sum(part.multiplications for part in quantized), total)} of " if total else ""
+    work = f"{share}its {format_count(total)} multiply-accumulates" if total else ""
     if parts:
         yield f"{len(quantized)} of its {pluralize(len(parts), 'pattern')} and ops are quantized{work}."
     if deployment.qconfigs:
         yield f"Its QConfigs are {deployment.qconfigs}."
     if deployment.output_db:
-        ratios = ", ".join(map(spell_db, deployment.output_db))
+        ratios = ", ".join(map(format_db, deployment.output_db))
         yield f"Its outputs, float to the reference model's error: {ratios} dB."
     times = deployment.seconds
     if times.get("float"):
@@ -79,13 +79,13 @@ def _list_facts(deployment: Deployment) -> Iterator[str]:
 def _row_of_metric(metric: Metric) -> tuple[str, ...]:
     values = (metric.floating, metric.reference, metric.backend)
     steps = [_subtract(after, before) for before, after in pairwise(values)]
-    return (metric.name, *(spell_number(value, ".6g") for value in values), *steps)
+    return (metric.name, *(format_number(value, ".6g") for value in values), *steps)
 
 
 def _row_of_part(part: ModelPart, total: int) -> tuple[str, ...]:
     verdict = part.verdict.value if part.verdict is not None else "-"
-    share = _spell_share(part.multiplications, total) if part.multiplications else "-"
-    ratios = (spell_db(part.alone_db), spell_db(part.accumulated_db))
+    share = _format_share(part.multiplications, total) if part.multiplications else "-"
+    ratios = (format_db(part.alone_db), format_db(part.accumulated_db))
     return part.node, part.pattern, part.dtypes or "float", verdict, *ratios, share, part.reason or "-"
 
 
@@ -101,5 +101,5 @@ def _subtract(after: Number | None, before: Number | None) -> str:
     return f"{after - before:+.4g}"
 
 
-def _spell_share(count: int, total: int) -> str:
+def _format_share(count: int, total: int) -> str:
     return f"{100 * count / total:.1f} %"

@@ -19,7 +19,7 @@ from reports.numbers import Number
 from reports.results import Lead, Results, ResultsError, read_results
 from reports.schema import ClaimResult, Judged
 from reports.selection import select_of_run
-from reports.text import cut_end, cut_middle, join_lines, spell_lsb
+from reports.text import cut_end, cut_middle, format_lsb, join_lines
 from reports.text_enum import TextEnum
 from reports.verdicts import PASSING, Outcome, Verdict
 
@@ -80,7 +80,7 @@ class Difference:
     @property
     def states(self) -> tuple[str, str]:
         """Verdict and largest error, before and after."""
-        return _spell_state(self.old), _spell_state(self.new)
+        return _format_state(self.old), _format_state(self.new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def compare_runs(old: Results, new: Results) -> Differences:
     left_out = [before.pop(name) for name in list(before) if name not in asked and name not in after]
     return Differences(
         rows=compare_sides(before, after),
-        basis=(*_compare_headers(old, new), *_describe_left_out(left_out)),
+        basis=(*_compare_headers(old, new), *_format_left_out(left_out)),
         is_complete=new.outcome is not Outcome.INCOMPLETE,
         title=f"{old.header.backend} of {old.header.started[:10]}, profile {old.header.profile}",
     )
@@ -185,7 +185,7 @@ def _compare_headers(old: Results, new: Results) -> Iterator[str]:
             yield join_lines(f"{name}: {str(was)[:60]} in the old run, {str(now)[:60]} in the new one")
 
 
-def _describe_left_out(rows: Sequence[Side]) -> Iterator[str]:
+def _format_left_out(rows: Sequence[Side]) -> Iterator[str]:
     if rows:
         yield f"selection: {len(rows)} of the old run's claims and models are not compared: the new run left them out"
 
@@ -193,18 +193,18 @@ def _describe_left_out(rows: Sequence[Side]) -> Iterator[str]:
 def _compare_rows(name: str, old: Side | None, new: Side | None) -> Difference:
     if old is None or new is None:
         change, why = (Change.ADDED, "not in the old run") if old is None else (Change.REMOVED, "not in the new run")
-    elif why := _describe_regression(old, new):
+    elif why := _format_regression(old, new):
         change = Change.REGRESSED
-    elif _describe_regression(new, old):
-        change, why = Change.IMPROVED, _describe_improvement(old, new)
-    elif why := _describe_change(old, new):
+    elif _format_regression(new, old):
+        change, why = Change.IMPROVED, _format_improvement(old, new)
+    elif why := _format_change(old, new):
         change = Change.CHANGED
     else:
         change = Change.UNCHANGED
     return Difference(name=name, change=change, old=old, new=new, why=why)
 
 
-def _describe_regression(old: Side, new: Side) -> str:
+def _format_regression(old: Side, new: Side) -> str:
     """Say how a claim or model is worse than before; "" if it is not."""
     if old.passes and not new.passes:
         return "passed before" if old.verdict in PASSING else "is not waived any more"
@@ -215,12 +215,12 @@ def _describe_regression(old: Side, new: Side) -> str:
     if old.lead != new.lead:  # what one rule counts and measures says nothing of another
         return ""
     if to_size(new.max_lsb) > to_size(old.max_lsb):
-        return f"the largest error was {spell_lsb(old.max_lsb)} LSB"
+        return f"the largest error was {format_lsb(old.max_lsb)} LSB"
     was, now = old.failing, new.failing
     return f"{now} cases fail, not {was}" if was is not None and now is not None and now > was else ""
 
 
-def _describe_improvement(old: Side, new: Side) -> str:
+def _format_improvement(old: Side, new: Side) -> str:
     if new.waived and not old.waived:
         return "is waived now"
     return f"was {old.verdict}" if new.verdict is not old.verdict else "a smaller error, or fewer cases"
@@ -231,19 +231,19 @@ def to_size(value: Number | None) -> float:
     return 0.0 if value is None else math.inf if isinstance(value, str) else value
 
 
-def _describe_change(old: Side, new: Side) -> str:
+def _format_change(old: Side, new: Side) -> str:
     """Say how a claim or model differs, if it is not worse; "" if it is the same."""
     pairs = {
         "verdict": (old.verdict, new.verdict),
         "rule": (old.lead, new.lead),
         "waived": (old.waived, new.waived),
-        "LSB": (spell_lsb(old.max_lsb), spell_lsb(new.max_lsb)),
+        "LSB": (format_lsb(old.max_lsb), format_lsb(new.max_lsb)),
         "failing cases": (old.failing, new.failing),
     }
     return ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in pairs.items() if was != now)
 
 
-def _spell_state(side: Side | None) -> str:
+def _format_state(side: Side | None) -> str:
     if side is None:
         return "-"
-    return f"{'WAIVED ' if side.waived else ''}{side.verdict} {spell_lsb(side.max_lsb)}"
+    return f"{'WAIVED ' if side.waived else ''}{side.verdict} {format_lsb(side.max_lsb)}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.decision import list_untried, spell_decision, spell_waived, spell_work
+from reports.decision import format_decision, format_waived, format_work, list_untried
 from reports.diff import Differences, compare_runs
 from reports.findings import collect_waivers
 from reports.numbers import rank_number
 from reports.results import Results, counts_of, leading_check, message_of
 from reports.schema import Check, ClaimResult, Judged
-from reports.text import join_lines, pluralize, shorten_commit, spell_db, spell_duration, spell_lsb
+from reports.text import format_db, format_duration, format_lsb, join_lines, pluralize, shorten_commit
 from reports.verdicts import Verdict
 
 WORST = 20
@@ -35,17 +35,17 @@ class Listing:
 
 
 def verdict_line(results: Results) -> str:
-    """Return the decision on a run in a line, with its reason. (`reports.decision.spell_decision`)"""
-    return join_lines(f"{results.header.backend}: {spell_decision(results)}")
+    """Return the decision on a run in a line, with its reason. (`reports.decision.format_decision`)"""
+    return join_lines(f"{results.header.backend}: {format_decision(results)}")
 
 
 def count_line(results: Results) -> str:
     """Return the verdicts in a line: `404 claims: 12 REFUTED, 392 VERIFIED (12 WAIVED); 9 models: 9 VERIFIED`."""
-    models = f"; {_spell_verdicts('model', results.models)}" if results.models else ""
-    return f"{_spell_verdicts('claim', results.claims)}{models}"
+    models = f"; {_format_verdicts('model', results.models)}" if results.models else ""
+    return f"{_format_verdicts('claim', results.claims)}{models}"
 
 
-def _spell_verdicts(noun: str, judged: Sequence[Judged]) -> str:
+def _format_verdicts(noun: str, judged: Sequence[Judged]) -> str:
     by_verdict = counts_of(row.verdict for row in judged)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items()) or "none ran"
     passing = {"WAIVED": sum(row.waived for row in judged), "ALLOWED": sum(row.allowed for row in judged)}
@@ -62,7 +62,7 @@ def digest(results: Results, baseline: Results | None = None) -> Iterator[str | 
     yield from (f"! {problem}" for problem in results.problems[:WORST])
     if len(results.problems) > WORST:
         yield f"! {pluralize(len(results.problems) - WORST, 'further problem')}, in the report"
-    if text := results.describe_execution():
+    if text := results.format_execution():
         yield f"! {text}"
         if any(row.verdict is Verdict.UNSHOWN and not row.passes for row in results.judged):
             yield f"next: {NEXT_STEP}"
@@ -73,7 +73,7 @@ def digest(results: Results, baseline: Results | None = None) -> Iterator[str | 
         yield f"against the baseline {differences.title}: {counts}"
     yield from (table for table in _list_tables(results, differences) if table.rows)
     yield from (f"note: {note}" for note in (results.footer.notes if results.footer else ()))
-    yield _spell_run(results)
+    yield _format_run(results)
 
 
 def _list_tables(results: Results, differences: Differences | None) -> Iterator[Listing]:
@@ -89,7 +89,7 @@ def _list_tables(results: Results, differences: Differences | None) -> Iterator[
         [(model.verdict.value, model.model, model.reason) for model in results.failing_models()],
     )
     ratios = sorted(
-        (rank_number(model.worst_db), spell_db(model.worst_db), model.model)
+        (rank_number(model.worst_db), format_db(model.worst_db), model.model)
         for model in results.models if model.deployment is not None and model.worst_db is not None
     )  # fmt: skip
     title = "float model to the reference model's error, dB"
@@ -118,17 +118,17 @@ def _list_failure(claim: ClaimResult, check: Check | None) -> tuple[str, ...]:
     if shared and len(shared[0]) <= SHORT:
         message = f"only where {shared[0]}: {message}"
     stage, rule = (check.stage, check.rule) if check else ("-", "-")
-    return claim.verdict.value, stage, rule, spell_lsb(claim.max_lsb), claim.claim, message
+    return claim.verdict.value, stage, rule, format_lsb(claim.max_lsb), claim.claim, message
 
 
 def _list_reasons(groups: Mapping[str, Sequence[ClaimResult]]) -> list[tuple[str, ...]]:
     return [
-        (str(len(claims)), f"({waived}) {reason}" if (waived := spell_waived(claims)) else reason)
+        (str(len(claims)), f"({waived}) {reason}" if (waived := format_waived(claims)) else reason)
         for reason, claims in groups.items()
     ]
 
 
-def _spell_run(results: Results) -> str:
+def _format_run(results: Results) -> str:
     """Say what was run, where and how long."""
     header, footer = results.header, results.footer
     versions = "".join(f", {name} {text}" for name, text in sorted(header.versions.items()))
@@ -141,5 +141,5 @@ def _spell_run(results: Results) -> str:
     ]
     if footer is not None:
         memory = f", largest process {footer.peak_mib:.0f} MiB" if footer.peak_mib else ""
-        parts.append(f"{len(results.checks):,} checks in {spell_duration(footer.seconds)}{memory}")
-    return "; ".join(filter(None, (*parts, spell_work(results))))
+        parts.append(f"{len(results.checks):,} checks in {format_duration(footer.seconds)}{memory}")
+    return "; ".join(filter(None, (*parts, format_work(results))))

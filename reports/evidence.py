@@ -41,10 +41,10 @@ def make_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """Make one table of rows with different keys: the subject of a row first, then keys as they first occur."""
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = tuple(sorted(keys, key=lambda key: key not in ("node", "tensor", "subject")))
-    return Table(columns=columns, rows=tuple(tuple(spell_value(row.get(c, "")) for c in columns) for row in rows))
+    return Table(columns=columns, rows=tuple(tuple(format_value(row.get(c, "")) for c in columns) for row in rows))
 
 
-def spell_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Spell a value for a table cell; a long one is cut and says how long it was."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if len(text) <= VALUE_WIDTH:
@@ -56,7 +56,7 @@ def spell_value(value: object) -> str:
 def tabulate_values(values: Mapping[str, object]) -> Table:
     """Make a table of measured values, a row for each."""
     return Table(
-        columns=("property", "value"), rows=tuple((name, spell_value(value)) for name, value in values.items())
+        columns=("property", "value"), rows=tuple((name, format_value(value)) for name, value in values.items())
     )
 
 
@@ -78,7 +78,7 @@ def tabulate_outputs(evidence: Mapping[str, Sequence[object]]) -> Table:
     for index, expected, found in zip_longest(*(column[:OUTPUTS_SHOWN] for column in columns), fillvalue=""):
         numbers = isinstance(expected, (int, float)) and isinstance(found, (int, float))
         difference = f"{float(found) - float(expected):+.6g}" if numbers else ""  # type: ignore[arg-type]
-        rows.append((spell_value(index), spell_value(expected), spell_value(found), difference))
+        rows.append((format_value(index), format_value(expected), format_value(found), difference))
     return Table(columns=("index", "expected", "found", "difference"), rows=tuple(rows))
 
 
@@ -103,11 +103,11 @@ def select_details(evidence: Mapping[str, object]) -> Details:
         if key in _SHOWN_ELSEWHERE or value is None or value is False or value in ("", [], {}):
             continue
         if isinstance(value, int | float) or _is_line(value):
-            facts[label] = _spell_plain(value)
+            facts[label] = _format_plain(value)
         elif isinstance(value, dict) and all(map(_is_plain, value.values())):
-            folds[label] = _list_lines([f"{name}: {_spell_plain(item)}" for name, item in value.items()])
+            folds[label] = _list_lines([f"{name}: {_format_plain(item)}" for name, item in value.items()])
         elif isinstance(value, list) and all(map(_is_plain, value)):
-            folds[f"{label} ({len(value)})"] = _list_lines([_spell_plain(item) for item in value])
+            folds[f"{label} ({len(value)})"] = _list_lines([_format_plain(item) for item in value])
         else:
             folds[label] = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
     return Details(facts=facts, folds=folds)
@@ -121,7 +121,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float) or value is None
 
 
-def _spell_plain(value: object) -> str:
+def _format_plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)

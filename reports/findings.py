@@ -11,7 +11,7 @@ from datetime import date, datetime
 from reports.numbers import Number, rank_number
 from reports.results import Results
 from reports.schema import Header, Judged, Waiver
-from reports.text import cut, pluralize, spell_lsb
+from reports.text import cut, format_lsb, pluralize
 
 LONGEST_FINDING = 4000
 """Largest number of characters of a finding's text, in a results file and on a page."""
@@ -96,20 +96,20 @@ def _make_row(rows: Sequence[Judged], header: Header, seen: set[str]) -> WaiverR
         urls=tuple(dict.fromkeys(waiver.url for waiver in waivers if waiver.url)),
         expires=expires,
         days=_count_days(header.started, expires),
-        bound=_spell_bound(waivers),
+        bound=_format_bound(waivers),
         verdicts=Counter(row.verdict.value for row in rows),
         first=rows[0].id,
         ops=tuple(dict.fromkeys(getattr(row, "pattern", row.id) for row in rows)),
     )
 
 
-def _spell_bound(waivers: Sequence[Waiver]) -> str:
+def _format_bound(waivers: Sequence[Waiver]) -> str:
     """Return the largest bound; "-" where none is stated, and so nothing beyond one step is covered."""
     bounds: list[Number] = [waiver.max_lsb for waiver in waivers if waiver.max_lsb is not None]
     if not bounds:
         return "-"
     largest: Number = max(bounds, key=rank_number)
-    return spell_lsb(largest)
+    return format_lsb(largest)
 
 
 def _count_days(started: str, expires: str | None) -> int | None:

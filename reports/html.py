@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from reports.causes import find_cause
 from reports.coverage import RuleRow, collect_rules
-from reports.decision import count_unreached, describe_no_failure, list_untried
+from reports.decision import count_unreached, format_no_failure, list_untried
 from reports.deployments import DeploymentView, view_deployments
 from reports.diff import Differences, compare_runs
 from reports.evidence import Table, make_table, tabulate_values
@@ -21,7 +21,7 @@ from reports.page import ID_WIDTH, anchor, render_page
 from reports.plots import Plot, make_plots
 from reports.results import Results, counts_of, leading_check, message_of
 from reports.schema import Check, ClaimResult, Measurement, ModelResult
-from reports.text import cut, join_lines, spell_lsb
+from reports.text import cut, format_lsb, join_lines
 from reports.verdicts import Verdict
 
 MOST_ROWS = 2000
@@ -76,7 +76,7 @@ class ClaimView:
     def cells(self) -> tuple[str, ...]:
         """The texts of the claim's row behind its verdict: distance, what is allowed, seconds and stages."""
         allowed = next((check.allowed for check in self.checks if check.allowed), "-")
-        return spell_lsb(self.claim.max_lsb), cut(allowed, ID_WIDTH), str(round(self.claim.seconds, 2)), self.stages
+        return format_lsb(self.claim.max_lsb), cut(allowed, ID_WIDTH), str(round(self.claim.seconds, 2)), self.stages
 
     @property
     def short_message(self) -> str:
@@ -201,7 +201,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     models = tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model)))
     return Report(
         results=results,
-        no_failure=describe_no_failure(results),
+        no_failure=format_no_failure(results),
         untried=tuple(list_untried(results)),
         unreached=count_unreached(results),
         views=tuple(views.values()),

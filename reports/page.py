@@ -16,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.coverage import read_rule_texts
-from reports.decision import count_verified, passes_by_leave, spell_decision, spell_waived, spell_work
-from reports.evidence import make_table, order_graphs, select_details, spell_value, tabulate_outputs, tabulate_qparams
+from reports.decision import count_verified, format_decision, format_waived, format_work, passes_by_leave
+from reports.evidence import format_value, make_table, order_graphs, select_details, tabulate_outputs, tabulate_qparams
 from reports.plots import SHAPES
-from reports.text import cut, shorten_commit, spell_count, spell_db, spell_duration, spell_lsb, tame
+from reports.text import cut, format_count, format_db, format_duration, format_lsb, shorten_commit, tame
 from reports.verdicts import VERDICT_TEXTS
 
 LONGEST = 4000
@@ -52,18 +52,18 @@ def _make_environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "lsb": spell_lsb,
-        "db": spell_db,
-        "duration": spell_duration,
-        "number": spell_count,
-        "value": spell_value,
+        "lsb": format_lsb,
+        "db": format_db,
+        "duration": format_duration,
+        "number": format_count,
+        "value": format_value,
         "anchor": anchor,
         "cut": cut,
         "breaks": _break_id,
         "commit": shorten_commit,
-        "waived": spell_waived,
-        "decision": spell_decision,
-        "work": spell_work,
+        "waived": format_waived,
+        "decision": format_decision,
+        "work": format_work,
         "passes_by_leave": passes_by_leave,
         "share": count_verified,
     }

@@ -12,7 +12,7 @@ from reports.measured import ModelPart
 from reports.numbers import BINS, Number
 from reports.results import Results, counts_of
 from reports.schema import Check, ModelResult
-from reports.text import cut_end, cut_middle, pluralize, spell_count, spell_db
+from reports.text import cut_end, cut_middle, format_count, format_db, pluralize
 from reports.verdicts import Verdict
 
 SHAPES: Mapping[Verdict, str] = {
@@ -123,8 +123,8 @@ def plot_distances(checks: Iterable[Check]) -> Iterator[Plot]:
         [Bin(name, count, name) for name, count in zip(names, counts, strict=True)],
         name="distances",
         title="Distance of outputs from the exact result",
-        description=f"{spell_count(sum(counts))} output elements of all static claims by |q − v| in steps of the "
-        f"output (LSB); {spell_count(beyond)} are beyond {LIMIT:g}, the limit of correct rounding without the derived "
+        description=f"{format_count(sum(counts))} output elements of all static claims by |q − v| in steps of the "
+        f"output (LSB); {format_count(beyond)} are beyond {LIMIT:g}, the limit of correct rounding without the derived "
         "slack. The bins have unequal widths: each begins where the one before ends.",
         columns=("LSB", "output elements"),
     )
@@ -164,7 +164,7 @@ def _plot_bins(bins: Sequence[Bin], *, name: str, title: str, description: str, 
     bars = []
     for number, each in enumerate(bins):
         height = max((_FOOT - _TOP) * each.size / most, 1.5 if each.size else 0)  # a few are to be seen beside many
-        x, label = LEFT + width * number, f"{each.name}: {spell_count(each.size)}"
+        x, label = LEFT + width * number, f"{each.name}: {format_count(each.size)}"
         bars.append(Bar(x=x + 0.5, y=_FOOT - height, width=width - 1, height=height, label=label))
     return Plot(
         name=name,
@@ -172,7 +172,7 @@ def _plot_bins(bins: Sequence[Bin], *, name: str, title: str, description: str, 
         description=description,
         height=_FOOT + 66,
         columns=columns,
-        rows=tuple((each.name, spell_count(each.size)) for each in bins),
+        rows=tuple((each.name, format_count(each.size)) for each in bins),
         texts=(
             *(text for each, bar in zip(bins, bars, strict=True) for text in _label_bin(each, bar)),
             Text(x=(LEFT + WIDTH - RIGHT) / 2, y=_FOOT + 62, text=columns[0], kind="axis"),
@@ -230,7 +230,7 @@ def plot_models(models: Iterable[ModelResult]) -> Iterator[Plot]:
             title=f"Signal-to-noise ratio, layer by layer: {cut_middle(model.model, 120)}",
             description=f"The model is {model.verdict}. {right} of its {pluralize(len(measured.layers), 'pattern')} "
             "are VERIFIED, each alone, on the values of the reference model. They stand in the order of the graph. End "
-            f"to end the ratio in dB is: {spell_db(measured.sqnr_db)}.",
+            f"to end the ratio in dB is: {format_db(measured.sqnr_db)}.",
         )
 
 
@@ -277,7 +277,7 @@ def _plot_patterns(patterns: Sequence[Pattern], *, name: str, title: str, descri
         description=description + more,
         height=_SILENT + 26 + _LETTER * max(len(text) for _, text in named),
         columns=("node", "pattern", "verdict", "dB"),
-        rows=tuple((each.node, each.pattern, each.verdict or "float", spell_db(each.ratio)) for each in shown),
+        rows=tuple((each.node, each.pattern, each.verdict or "float", format_db(each.ratio)) for each in shown),
         texts=(
             *(Text(x=LEFT - 5, y=y + 3.5, text=text, anchor="end") for text, y in heights.items()),
             *(Text(x=x + 3.5, y=_SILENT + 12, text=text, anchor="end", kind="strip", turns=True) for x, text in named),
@@ -291,7 +291,7 @@ def _plot_patterns(patterns: Sequence[Pattern], *, name: str, title: str, descri
         ),
         dots=tuple(
             Mark(x=x, y=find_y(each.ratio), verdict=each.verdict,
-                 label=f"{label}: {spell_db(each.ratio)} dB, {each.verdict}")
+                 label=f"{label}: {format_db(each.ratio)} dB, {each.verdict}")
             for x, each, label in places if each.verdict is not None
         ),
         legend=counts_of(each.verdict for each in shown if each.verdict is not None),

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar, cast
 from reports.codec import OtherSchemaError, PlainRow, SchemaError, decode, loads
 from reports.reading import FileFault, read_bytes, read_most
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.text import pluralize, spell_count
+from reports.text import format_count, pluralize
 from reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
@@ -183,11 +183,11 @@ class Results:
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
         return {reason: tuple(claims) for reason, claims in ordered}
 
-    def describe_execution(self) -> str:
+    def format_execution(self) -> str:
         """Say of how many claims and models nothing shows that integers computed them; "" if of none."""
         groups = (("claim", self.claims), ("model", self.models))
         counts = [(noun, sum(row.execution == "none" for row in rows), len(rows)) for noun, rows in groups]
-        parts = [f"{spell_count(count)} of {pluralize(total, noun)}" for noun, count, total in counts if count]
+        parts = [f"{format_count(count)} of {pluralize(total, noun)}" for noun, count, total in counts if count]
         if not parts:
             return ""
         text = f"nothing shows that integers computed {' and '.join(parts)}: they may run in float"
@@ -335,8 +335,8 @@ def _check_totals(results: Results, footer: Footer, digest: str) -> Iterator[str
         ("the footer's claims", footer.claims, claims),
         ("the footer's checks", footer.checks, len(results.checks)),
         ("the footer's pairs", footer.pairs, pairs),
-        ("the footer's counts", spell_counts(footer.counts), spell_counts(results.counts)),
-        ("the footer's models", spell_counts(footer.models), spell_counts(results.model_counts)),
+        ("the footer's counts", format_counts(footer.counts), format_counts(results.counts)),
+        ("the footer's models", format_counts(footer.models), format_counts(results.model_counts)),
         ("the footer's measurements", footer.measurements, len(results.measurements)),
         ("the footer's sha256", footer.sha256, digest),
     )
@@ -351,7 +351,7 @@ def _check_totals(results: Results, footer: Footer, digest: str) -> Iterator[str
 def _check_ending(results: Results, footer: Footer) -> Iterator[str]:
     failing = counts_of(judged.verdict for judged in results.judged if not judged.passes)
     if footer.outcome is Outcome.PASS and (failing or footer.exit_status):
-        yield f"the footer says PASS, with exit status {footer.exit_status} and {spell_counts(failing)}"
+        yield f"the footer says PASS, with exit status {footer.exit_status} and {format_counts(failing)}"
     if not results.judged and not results.header.shard:
         yield "no claim was tested"
     elif footer.outcome is Outcome.FAIL and not failing and not footer.problems:
@@ -365,6 +365,6 @@ def counts_of(verdicts: Iterable[Verdict]) -> dict[Verdict, int]:
     return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
-def spell_counts(counts: Mapping[Verdict, int]) -> str:
+def format_counts(counts: Mapping[Verdict, int]) -> str:
     """Spell counts as reports do, worst first: ``12 REFUTED, 392 VERIFIED``."""
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts.get(v)) or "no such claim"

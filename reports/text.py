@@ -7,22 +7,22 @@ import re
 from reports.numbers import Number
 
 
-def spell_number(value: Number | None, form: str) -> str:
+def format_number(value: Number | None, form: str) -> str:
     """Spell a number in a form as Python's format has it; `-` if there is none."""
     return "-" if value is None else value if isinstance(value, str) else format(value, form)
 
 
-def spell_lsb(value: Number | None) -> str:
+def format_lsb(value: Number | None) -> str:
     """Spell a distance in LSB, short but never rounded onto a bound it exceeds by a visible amount."""
-    return spell_number(value, ".6g")
+    return format_number(value, ".6g")
 
 
-def spell_db(value: Number | None) -> str:
+def format_db(value: Number | None) -> str:
     """Spell a ratio in dB; without any error it is exact."""
-    return "exact" if value == "inf" else spell_number(value, ".1f")
+    return "exact" if value == "inf" else format_number(value, ".1f")
 
 
-def spell_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Spell a time for readers: `4.2 s`, `3 min 7 s`, `1 h 5 min`."""
     minutes, remainder = divmod(round(seconds), 60)
     if minutes >= 60:
@@ -37,10 +37,10 @@ def shorten_commit(name: str) -> str:
 
 def pluralize(count: int, noun: str) -> str:
     """Return a number with its noun: `1 claim`, `36,218 claims`."""
-    return f"{spell_count(count)} {noun}{'' if count == 1 else 's'}"
+    return f"{format_count(count)} {noun}{'' if count == 1 else 's'}"
 
 
-def spell_count(count: int) -> str:
+def format_count(count: int) -> str:
     """Spell how many there are, with its thousands apart."""
     return f"{count:,}"
 

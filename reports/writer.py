@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from reports.codec import SchemaError, line_of, row_of
-from reports.results import ResultsError, counts_of, spell_counts
+from reports.results import ResultsError, counts_of, format_counts
 from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
 from reports.verdicts import Outcome
 
@@ -84,7 +84,7 @@ class ResultsWriter:
         judged: tuple[Judged, ...] = (*self._claims, *self._models)
         failing = counts_of(row.verdict for row in judged if not row.passes)
         if outcome == Outcome.PASS and (failing or exit_status or problems):
-            failures = f"{spell_counts(failing)}, {len(problems)} problems"
+            failures = f"{format_counts(failing)}, {len(problems)} problems"
             self._refuse(f"outcome PASS with exit status {exit_status} and {failures}; pass FAIL")
         footer = Footer(
             counts=counts_of(claim.verdict for claim in self._claims),

@@ -46,7 +46,7 @@ def headers() -> dict[int, dict[str, str]]:
     return dict(sorted(found.items()))
 
 
-def spell_reason(findings: list[str]) -> str:
+def format_reason(findings: list[str]) -> str:
     """A waiver's reason: what the findings that it names say."""
     numbers = [int(name.rpartition("#")[2]) for name in findings]
     return "docs/findings.md, " + "; ".join(f"{number}: {headers()[number]['reason']}" for number in numbers)
@@ -71,7 +71,7 @@ def test_the_table_of_findings_is_made_of_the_headers() -> None:
 def test_the_reasons_of_waivers_are_made_of_the_headers(path: Path) -> None:
     head, *tables = re.split(r"^(?=\[\[waiver\]\])", text := path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for number, table in enumerate(tables):
-        reason = spell_reason(tomllib.loads(table)["waiver"][0]["findings"])
+        reason = format_reason(tomllib.loads(table)["waiver"][0]["findings"])
         tables[number] = re.sub(r'^reason = ".*"$', f'reason = "{reason}"', table, flags=re.MULTILINE)
     right = "".join((head, *tables))
     if UPDATE:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend, QuantizerRequest
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.annotations.probe import BothPlaces, Probe, Prober
 from conformance.annotations.programs import make_program
 
@@ -32,7 +32,7 @@ def check_torchao() -> None:
         found = (
             f"torchao {version('torchao')}, which a Quantizer needs, cannot be imported with torch {version('torch')}"
         )
-        raise QuantizerNotFound(f"{found}: {describe_error(error)}") from error
+        raise QuantizerNotFound(f"{found}: {format_error(error)}") from error
 
 
 def annotate(backend: Backend, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.annotations.reading import PatternReading, read_probes
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims.build import build_model
@@ -272,5 +272,5 @@ def _takes_static(probed: Probed) -> bool:
 
 def _shorten(error: Exception) -> str:
     """Return an error's class and text on one line that fits a table."""
-    text = describe_error(error)
+    text = format_error(error)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -22,10 +22,10 @@ class SpellingError(Exception):
     """The data describe no readings."""
 
 
-def spell_places(found: Mapping[str, BothPlaces]) -> dict[str, Any]:
+def describe_places(found: Mapping[str, BothPlaces]) -> dict[str, Any]:
     """Return what came of probes as data that JSON holds."""
     return {
-        name: [_spell_probed(places.alone), _spell_probed(places.between), places.has_neighbours]
+        name: [_describe_probed(places.alone), _describe_probed(places.between), places.has_neighbours]
         for name, places in found.items()
     }
 
@@ -43,15 +43,15 @@ def _read_places(alone: Any, between: Any, has_neighbours: Any) -> BothPlaces:
     return BothPlaces(alone=_read_probed(alone), between=other, has_neighbours=bool(has_neighbours))
 
 
-def _spell_probed(probed: Probed | None) -> Any:
+def _describe_probed(probed: Probed | None) -> Any:
     if probed is None:
         return None
     if probed.reading is None:
         return {"failure": probed.failure, "is_refused": probed.is_refused}
     reading = probed.reading
     return {
-        **{name: list(map(_spell_observed, getattr(reading, name))) for name in _TENSORS},
-        "parameters": {name: _spell_observed(each) for name, each in reading.parameters.items()},
+        **{name: list(map(_describe_observed, getattr(reading, name))) for name in _TENSORS},
+        "parameters": {name: _describe_observed(each) for name, each in reading.parameters.items()},
         **{name: list(getattr(reading, name)) for name in _TEXTS},
         **{name: getattr(reading, name) for name in _ANSWERS},
     }
@@ -68,7 +68,7 @@ def _read_probed(data: Any) -> Probed:
     return Probed(reading=PatternReading(**tensors, **texts, **answers, parameters=parameters))
 
 
-def _spell_observed(observed: Observed | None) -> Any:
+def _describe_observed(observed: Observed | None) -> Any:
     if observed is None:
         return None
     facts = {each.name: getattr(observed.facts, each.name) for each in fields(ObserverFacts)}

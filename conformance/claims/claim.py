@@ -166,7 +166,7 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
                 claims.append(
                     Claim(
                         id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
-                        index=index, entry=entry, dtypes=dtypes, settings=_spell_settings(entry),
+                        index=index, entry=entry, dtypes=dtypes, settings=_format_settings(entry),
                         plain_dtypes=dtype_config_text(dtypes, constraints=False) + repeat,
                     )
                 )  # fmt: skip
@@ -182,7 +182,7 @@ def config_digest(claims: Iterable[Claim]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _spell_settings(entry: BackendPatternConfig) -> str:
+def _format_settings(entry: BackendPatternConfig) -> str:
     """Spell an entry's settings out, the same in every process: callables by their qualified names."""
     by_count = {count: kind.name for count, kind in entry._num_tensor_args_to_observation_type.items()}
     modules = (entry.root_module, entry.qat_module, entry.reference_quantized_module, entry.fused_module)

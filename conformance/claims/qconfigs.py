@@ -57,7 +57,7 @@ def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
     return choose()
 
 
-def describe_misfit(claim: Claim) -> str | None:
+def format_misfit(claim: Claim) -> str | None:
     """Say why none of the QConfigs that a vendor gives fits a claim; None: one does, or the suite's are taken."""
     given = claim.preparation
     if given.qconfigs is None or claim.kind is Kind.OTHER:

@@ -29,7 +29,7 @@ def list_registered(
             Case(name=each.name, build=each.build, inputs=each.inputs, regime=regime, varied=each.varied)
             for each in registered.builds
         ]
-        fault = next(filter(None, map(describe_fault, every)), "")
+        fault = next(filter(None, map(format_fault, every)), "")
         return f"the model registered for {claim.pattern} cannot be run: {fault}" if fault else every
     plan = plan_registered(claim, registered)
     if isinstance(plan, str):
@@ -38,7 +38,7 @@ def list_registered(
         variants = list(_rename(vary(plan)))
     except MisfitError as error:
         return f"the inputs registered for {claim.pattern} are no inputs: {error}"
-    faults = {case.name: describe_fault(case) for case in variants}
+    faults = {case.name: format_fault(case) for case in variants}
     if not variants or all(faults.values()):
         why = next(iter(faults.values()), "the limits of the backend leave no variant of the root")
         return f"the model registered for {claim.pattern} cannot be run: {why}"
@@ -52,10 +52,10 @@ def _rename(variants: Iterable[Case]) -> Iterator[Case]:
 
 def keep_finite(cases: Sequence[Case]) -> list[Case]:
     """Return the cases whose results are finite; what an op has no number for has no integer either."""
-    return [case for case in cases if not describe_fault(case, is_finite=True)]
+    return [case for case in cases if not format_fault(case, is_finite=True)]
 
 
-def describe_fault(case: Case, *, is_finite: bool = False) -> str:
+def format_fault(case: Case, *, is_finite: bool = False) -> str:
     """Say why the float model of a case cannot be tried; "" if it runs and, if asked, gives finite numbers."""
     try:
         results = evaluate(case)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.discovery import find_attribute
-from backends.names import BackendNotFound, describe_error
+from backends.names import BackendNotFound, format_error
 from conformance.annotations.asking import QuantizerNotFound, check_torchao
 from conformance.annotations.remembered import remember_patterns
 from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
@@ -92,7 +92,7 @@ def find_quantizer(spec: str) -> Any:
         try:
             value = value()
         except (Exception, SystemExit) as error:
-            raise QuantizerNotFound(f"Quantizer {spec!r}: calling it raised {describe_error(error)}") from error
+            raise QuantizerNotFound(f"Quantizer {spec!r}: calling it raised {format_error(error)}") from error
     if not isinstance(value, Quantizer):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise QuantizerNotFound(
@@ -150,7 +150,7 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
             parts.append(Part(name=_name_of(spec), is_qat=is_qat, config=config, rows=rows))
     if len(parts) > 1:
         config, rows = merge_parts(request.name, parts)
-    module = render_module(config, rows, _describe_origin(request, quantizers, parts, rows), width=request.width)
+    module = render_module(config, rows, _format_origin(request, quantizers, parts, rows), width=request.width)
     values: dict[str, Scalar] = {
         "module": module, "table": render_table(rows), "claims": count_claims(rows),
         "patterns": len(rows),
@@ -158,7 +158,7 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
     yield Measurement(topic=_TOPIC, subject=str(request), values=values)
 
 
-def _describe_origin(
+def _format_origin(
     request: ClaimsOf, quantizers: Sequence[Any], parts: Sequence[Part], rows: tuple[ProbeRow, ...]
 ) -> list[str]:
     kinds = dict.fromkeys(f"{type(each).__module__}.{type(each).__qualname__}" for each in quantizers)
@@ -172,11 +172,11 @@ def _describe_origin(
         f"Quantizer: {', '.join(kinds)}",
         f"Command: python -m conformance claims-of {' '.join([*options, str(request)])}",
         f"Versions: torch {version('torch')}, torchao {version('torchao')}, {suite}",
-        *(_describe_flow(part) for part in parts),
+        *(_format_flow(part) for part in parts),
         *([f"Together: {count_claims(rows)} of {len(rows)} patterns."] if len(parts) > 1 else []),
     ]
 
 
-def _describe_flow(part: Part) -> str:
+def _format_flow(part: Part) -> str:
     flow = "prepare_qat_pt2e, in train mode" if part.is_qat else "prepare_pt2e, in eval mode"
     return f"Flow of {part.name}: {flow}; {count_claims(part.rows)} of {len(part.rows)} patterns are annotated."

@@ -119,9 +119,9 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     entries = [
         line
         for entry, said, last in zip(config.configs, notes, before, strict=False)
-        for line in (*([] if said == last else _comment(said, width)), *_spell_entry(entry, constants, spelling))
+        for line in (*([] if said == last else _comment(said, width)), *_format_entry(entry, constants, spelling))
     ]
-    dtypes = [line for dtype_config, name in constants.items() for line in _spell_dtypes(name, dtype_config, spelling)]
+    dtypes = [line for dtype_config, name in constants.items() for line in _format_dtypes(name, dtype_config, spelling)]
     schemes = sorted({scheme for row in rows for scheme in row.schemes})
     observe = {
         ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
@@ -130,7 +130,7 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
     body = [
         f"NAME = {_quote(config.name)}",
-        *([f"WEIGHT_SCHEMES = {_spell_tuple(map(_quote, schemes))}", _SCHEMES] if schemes else []),
+        *([f"WEIGHT_SCHEMES = {_format_tuple(map(_quote, schemes))}", _SCHEMES] if schemes else []),
         "",
         *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
         "",
@@ -142,7 +142,7 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
         *dtypes,
     ]
     helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
-    text = "\n".join([*_spell_head(origin, width), "", *spelling.imports(), "", *body])
+    text = "\n".join([*_format_head(origin, width), "", *spelling.imports(), "", *body])
     helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
     return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
 
@@ -153,7 +153,7 @@ def _comment(notes: Sequence[str], width: int) -> Iterator[str]:
         yield from textwrap.wrap(note, width, initial_indent="    # ", subsequent_indent="    #   ")
 
 
-def _spell_head(origin: Sequence[str], width: int) -> Iterator[str]:
+def _format_head(origin: Sequence[str], width: int) -> Iterator[str]:
     yield '"""The BackendConfig that a Quantizer amounts to, to be read before it is claimed.'
     yield ""
     for line in origin:
@@ -184,11 +184,11 @@ def _abbreviate(dtypes: DTypeConfig) -> list[str]:
     return [_SHORT.get(dtype, str(dtype).removeprefix("torch.").upper()) for dtype in ends]
 
 
-def _spell_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[str]:
+def _format_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[str]:
     parts = {
-        "input_dtype": _spell_constraints(dtypes.input_dtype_with_constraints, spelling),
-        "output_dtype": _spell_constraints(dtypes.output_dtype_with_constraints, spelling),
-        "weight_dtype": _spell_constraints(dtypes.weight_dtype_with_constraints, spelling),
+        "input_dtype": _format_constraints(dtypes.input_dtype_with_constraints, spelling),
+        "output_dtype": _format_constraints(dtypes.output_dtype_with_constraints, spelling),
+        "weight_dtype": _format_constraints(dtypes.weight_dtype_with_constraints, spelling),
         "bias_dtype": None if dtypes.bias_dtype is None else spelling.spell(dtypes.bias_dtype),
         "is_dynamic": "True" if dtypes.is_dynamic else None,
     }
@@ -196,11 +196,11 @@ def _spell_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[s
     return _call(f"{name} = DTypeConfig", arguments, indent="", width=spelling.width)
 
 
-def _spell_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -> str | None:
+def _format_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -> str | None:
     if constraints.dtype is None:
         return None
     values = {field: getattr(constraints, field) for field in _FIELDS}
-    bounds = [f"{field}={_spell_number(value)}" for field, value in values.items() if value is not None]
+    bounds = [f"{field}={_format_number(value)}" for field, value in values.items() if value is not None]
     dtype = spelling.spell(constraints.dtype)
     if not bounds:
         return dtype
@@ -210,7 +210,7 @@ def _spell_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -
     )
 
 
-def _spell_number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Spell a number exactly: a power of two below 1/2 as such."""
     mantissa, exponent = math.frexp(value)
     return f"2**{exponent - 1}" if mantissa == 0.5 and exponent < 0 else repr(value)
@@ -219,7 +219,7 @@ def _spell_number(value: float) -> str:
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
-def _spell_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
+def _format_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
     form = entry.to_dict()
     observe = _OBSERVE[form.pop("observation_type")]
     own = [] if observe == "DIFFERENT" else [f"observe={observe}"]
@@ -264,11 +264,11 @@ class _Spelling:
         if isinstance(value, str):
             return _quote(value)
         if isinstance(value, tuple):
-            return _spell_tuple(self.spell(each) for each in value)
+            return _format_tuple(self.spell(each) for each in value)
         if isinstance(value, dict):
             return f"{{{', '.join(f'{self.spell(key)}: {self.spell(each)}' for key, each in value.items())}}}"
         if isinstance(value, partial):
-            return self._spell_partial(value)
+            return self._format_partial(value)
         if value is None or isinstance(value, (bool, int, float)):
             return repr(value)
         return self._name(value)
@@ -292,7 +292,7 @@ class _Spelling:
         self.names[module].add(name)
         return name
 
-    def _spell_partial(self, value: partial[Any]) -> str:
+    def _format_partial(self, value: partial[Any]) -> str:
         """Spell a fuser by the function that makes it, if that is one of the suite's."""
         if value.func is assemble and len(value.args) == 1:
             return f"{self.take(sequential.__module__, sequential.__name__)}({self.spell(value.args[0])})"
@@ -306,12 +306,12 @@ class _Spelling:
 
     def imports(self) -> list[str]:
         """Return the lines that import what was spelled: Python's modules, then the others."""
-        lines = {*self.modules, *(self._spell_import(module, sorted(names)) for module, names in self.names.items())}
+        lines = {*self.modules, *(self._format_import(module, sorted(names)) for module, names in self.names.items())}
         of_python = {line for line in lines if line.split()[1] in _OF_PYTHON}
         order = partial(sorted, key=lambda line: (line.startswith("from"), line.split()[1]))
         return [*order(of_python), "", *order(lines - of_python)]
 
-    def _spell_import(self, module: str, names: Sequence[str]) -> str:
+    def _format_import(self, module: str, names: Sequence[str]) -> str:
         line = f"from {module} import {', '.join(names)}"
         is_short = len(line) <= self.width
         return line if is_short else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
@@ -332,7 +332,7 @@ def _quote(text: str) -> str:
     return f'"{text}"' if quoted[0] == "'" and '"' not in text and "\\" not in quoted else quoted
 
 
-def _spell_tuple(items: Iterable[str]) -> str:
+def _format_tuple(items: Iterable[str]) -> str:
     texts = list(items)
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 

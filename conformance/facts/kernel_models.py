@@ -215,10 +215,10 @@ def name_rescale(runs: Iterable[tuple[Predictions, Tensor]], rule: Rule) -> str:
         return f"fixed point: factor of {min(bits)}{f' to {max(bits)}' if len(bits) > 1 else ''} bits"
     if fitting:
         return f"fixed point: {fitting[0].text}"
-    return _describe_difference(predictions[EXACT], results)
+    return _format_difference(predictions[EXACT], results)
 
 
-def _describe_difference(exact: Tensor, results: Tensor) -> str:
+def _format_difference(exact: Tensor, results: Tensor) -> str:
     """Say how far a rescale that no model fits is from correct rounding, also relative to the result."""
     excess = (results - exact).abs() - 0.5
     off = excess > 0

@@ -124,19 +124,19 @@ class Site:
                 with fill_memory(byte):
                     outputs.append(run_lowered(lowered, "a probe", tuple(values for _, values in probe.inputs)))
         except FaultFound as error:
-            raise _explain_failure("running it", error) from error
+            raise _make_failure("running it", error) from error
         first, second = (_read_steps(output, probe.output) for output in outputs)
         if not torch.equal(first, second):
             raise Unmeasured("two runs on the same input gave different results")
         return first
 
-    def describe_execution(self, probe: ProbeModel) -> str:
+    def format_execution(self, probe: ProbeModel) -> str:
         """Say what a backend runs for a model, as far as it reports it. Raises Unmeasured."""
         reference, lowered = self._lower(probe)
         try:
             execution = ask_execution(self.bench, lowered, reference)
         except FaultFound as error:
-            raise _explain_failure("execution", error) from error
+            raise _make_failure("execution", error) from error
         if isinstance(execution, str):
             return "not told by the backend"
         if execution.float_fallbacks:
@@ -155,7 +155,7 @@ class Site:
         try:
             return reference, lower(self.bench, reference, tuple(values for _, values in probe.inputs))
         except Exception as error:  # the backend's code may raise anything
-            raise _explain_failure("lower", error) from error
+            raise _make_failure("lower", error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def _set_grids(prepared: GraphModule, grids: Sequence[Grid], output: Grid) -> No
         prepared.add_module(str(observer.target), fixed)
 
 
-def _explain_failure(where: str, error: Exception) -> Unmeasured:
+def _make_failure(where: str, error: Exception) -> Unmeasured:
     cause = error.__cause__ or error
     text = str(cause).strip().splitlines() or [""]
     return Unmeasured(f"{where} raised {type(cause).__name__}: {text[0][:200]}")

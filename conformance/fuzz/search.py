@@ -22,7 +22,7 @@ import torch
 from torch.fx import GraphModule
 
 from backends.base import Capabilities
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.effort import PROFILES
@@ -218,7 +218,7 @@ class Search:
             return Judgement(check=make_failed_check(self._name, found.fault))
         except Exception as error:
             text = "".join(traceback.format_exception(error))
-            return Judgement(check=self._describe(Ending.ERROR, describe_error(error), text), is_internal=True)
+            return Judgement(check=self._describe(Ending.ERROR, format_error(error), text), is_internal=True)
 
     def _judge_lost(self, lost: LostProcess) -> Judgement:
         return Judgement(check=self._describe(lost.ending, str(lost), lost.text))

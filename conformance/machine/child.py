@@ -31,9 +31,9 @@ from conformance.machine.process import (
     PATIENCE,
     SPARE,
     cut_flood,
-    describe_exit,
     end_descendants,
     exit_status_of,
+    format_exit,
     read_output,
     settle,
     stand_guard,
@@ -219,7 +219,7 @@ class Child:
             raise self._lose(Ending.ERROR, f"sent an answer that cannot be read: {error}") from error
         except OSError:  # it died, perhaps before it has read the request
             status = self._find_status(PATIENCE)
-            raise ChildLost(Ending.DIED, describe_exit(status), read_output(self._output), status) from None
+            raise ChildLost(Ending.DIED, format_exit(status), read_output(self._output), status) from None
 
     def end(self) -> None:
         """Kill the child and all that it has started; a second call does nothing."""

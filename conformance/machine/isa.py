@@ -79,7 +79,7 @@ def apply(level: str, engine: str) -> None:
     """
     usable = _usable_levels(engine)
     if level not in usable:
-        raise IsaError(_explain_refusal(level, engine, usable))
+        raise IsaError(_format_refusal(level, engine, usable))
     variables = LEVELS[level].variables
     if _read_variables() == variables:
         return
@@ -141,7 +141,7 @@ def _read_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
-def _explain_refusal(level: str, engine: str, usable: list[str]) -> str:
+def _format_refusal(level: str, engine: str, usable: list[str]) -> str:
     lacking = sorted(FLAGS[level] - _read_flags())
     why = f"this CPU lacks {', '.join(lacking)}" if lacking else f"torch has no engine {engine} at this level"
     choice = f"choose one of {', '.join(usable)}" if usable else "run without --isa"

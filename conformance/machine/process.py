@@ -131,7 +131,7 @@ def exit_status_of(leaving: SystemExit) -> int:
     return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
 
 
-def describe_exit(status: int | None) -> str:
+def format_exit(status: int | None) -> str:
     """Say how a process ended. ``status``: its exit status; negative: the signal; None: it is not known to have."""
     if status is None:
         return "closed its channel to the suite"

@@ -215,7 +215,7 @@ def _list_changes(root: Path, record: Mapping[str, str]) -> Iterator[str]:
         except OSError:
             yield f"{path} is missing"
             continue
-        if stated != _spell_digest(data):
+        if stated != _format_digest(data):
             yield f"{path} differs from its digest in RECORD"
     for package in sorted({path.partition("/")[0] for path in record}):
         for file in sorted((root / package).rglob("*")):
@@ -224,6 +224,6 @@ def _list_changes(root: Path, record: Mapping[str, str]) -> Iterator[str]:
                 yield f"{name} is not in RECORD"
 
 
-def _spell_digest(data: bytes) -> str:
+def _format_digest(data: bytes) -> str:
     """Return a digest as installers write it into RECORD."""
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

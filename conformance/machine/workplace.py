@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.machine.child import Answer, Child, ChildLost, Ending, Parent, Recipe, StartError
 from conformance.machine.fault import Fault
 from conformance.machine.frames import Frame, NoAnswer
@@ -91,7 +91,7 @@ def make_answer(parent: Parent, serve: Serve) -> Answer:
         except LostProcess as lost:
             return _make_end(lost.ending, str(lost), lost.text, is_final=lost.is_alone)
         except Exception as error:
-            return _make_end(Ending.ERROR, describe_error(error), "".join(traceback.format_exception(error)))
+            return _make_end(Ending.ERROR, format_error(error), "".join(traceback.format_exception(error)))
         return _make_end(Ending.DONE)
 
     return answer

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from conformance.ops.calls import INPLACE, PLACES, TENSOR, are_axes, call, construct, sample_elementwise
 from conformance.ops.op_model import Input, Step
 from conformance.ops.variants import Arguments, Fixed, OpSamples
-from refimpl.releases import explain_lack, has
+from refimpl.releases import format_lack, has
 
 _CHANNELS = Fixed(reason="varied under shape, whose channels they are")
 _MOMENTUM = Fixed(reason="of effect only in training, when statistics are kept")
@@ -162,7 +162,7 @@ def _has_few_rare(common: Arguments, rare: tuple[str, ...], a: Arguments) -> boo
     return not away or (len(away) == 1 and a["shape"] == common["shape"])
 
 
-_BIAS: Any = (True, False) if has("norm_bias") else Fixed(reason=explain_lack("norm_bias"))
+_BIAS: Any = (True, False) if has("norm_bias") else Fixed(reason=format_lack("norm_bias"))
 
 
 def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.inputs import Batch
 from conformance.own_models.given import GivenModel, ModelSpecError
 from conformance.own_models.multiplications import without_fast_path
@@ -58,14 +58,14 @@ def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
             try:
                 found = own(*_clone(batch))
             except Exception as error:
-                text = f"what torch.export writes does not run on all batches: {describe_error(error)}"
+                text = f"what torch.export writes does not run on all batches: {format_error(error)}"
                 raise ModelSpecError(text) from error
         if not _are_equal(found, expected):
             raise ModelSpecError("as torch.export captures it, the model gives other bits than it does itself")
     return captured
 
 
-def spell_mapping(captured: GraphModule, mapping: QConfigMapping) -> QConfigMapping:
+def translate_mapping(captured: GraphModule, mapping: QConfigMapping) -> QConfigMapping:
     """Return a mapping with which prepare gives each function of a captured model the QConfig of its place. (QCM-02)
 
     Functions are called by the captured model itself; which module called them in the float model, `capture` noted.
@@ -88,13 +88,13 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
         exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
         program: Any = exported.module()
     except Exception as error:
-        raise ModelSpecError(f"torch.export does not take the model: {describe_error(error)}") from error
+        raise ModelSpecError(f"torch.export does not take the model: {format_error(error)}") from error
     try:
         calls = read_calls(program, config.configs)
         found = _find_calls(program, given, calls)
         return _write(exported, program, copy.deepcopy(given.model).eval(), found)
     except Exception as error:
-        text = f"what torch.export writes of the model cannot be read back: {describe_error(error)}"
+        text = f"what torch.export writes of the model cannot be read back: {format_error(error)}"
         raise ModelSpecError(text) from error
 
 

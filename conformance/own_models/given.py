@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from backends.discovery import find_attribute, find_entry_point
-from backends.names import BackendNotFound, describe_error
+from backends.names import BackendNotFound, format_error
 from conformance.claims.inputs import Batch
 from conformance.own_models import sets
 from refimpl import QConfigMapping
@@ -104,7 +104,7 @@ def _make(spec: str, seed: int) -> Any:
     try:
         return make()
     except (Exception, SystemExit) as error:
-        raise ModelSpecError(f"--model={spec}: the function raised {describe_error(error)}") from error
+        raise ModelSpecError(f"--model={spec}: the function raised {format_error(error)}") from error
 
 
 def _check(spec: str, given: GivenModel) -> None:
@@ -139,7 +139,7 @@ def check_runs(given: GivenModel) -> None:
     try:
         model = copy.deepcopy(given.model).eval()
     except Exception as error:
-        raise ModelSpecError(f"the model cannot be copied: {describe_error(error)}") from error
+        raise ModelSpecError(f"the model cannot be copied: {format_error(error)}") from error
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         _check_floats(f"the model's {name}", value)
     for batch in (given.example_inputs, *given.calibration):

@@ -15,7 +15,7 @@ from conformance.claims.claim import Claim
 from conformance.machine.fault import Fault
 from conformance.machine.messages import Begin
 from conformance.oracle.grids import place_on_grids
-from conformance.own_models.capturing import capture, spell_mapping
+from conformance.own_models.capturing import capture, translate_mapping
 from conformance.own_models.given import GivenModel, ModelSpecError, check_runs, fix_arguments, load_given
 from conformance.own_models.measuring import measure_model
 from conformance.pipeline.job import Job
@@ -91,7 +91,7 @@ def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSet
     model, mapping = given.model, given.qconfig_mapping
     if setup.is_exported:
         model = capture(given, bench.config)
-        mapping = None if mapping is None else spell_mapping(model, mapping)
+        mapping = None if mapping is None else translate_mapping(model, mapping)
     else:
         model = fix_arguments(copy.deepcopy(model), len(given.example_inputs))
     others = [batch for batch in given.calibration if batch is not given.example_inputs]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.names import describe_error
+from backends.names import format_error
 
 SIDE = 64
 """Height and width of the images, in pixels, unless a model takes only larger ones."""
@@ -54,7 +54,7 @@ def make(spec: str, seed: int) -> tuple[nn.Module, tuple[Tensor, ...], Sequence[
     try:
         model, side = models.create(name)
     except Exception as error:
-        raise ModelSetError(f"{of_set} cannot make it: {describe_error(error)}") from error
+        raise ModelSetError(f"{of_set} cannot make it: {format_error(error)}") from error
     batches = [(torch.randn(IMAGES, 3, side, side),) for _ in range(BATCHES)]
     return _settle(model, batches), batches[0], batches
 
@@ -139,9 +139,9 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] == package:
             raise ModelSetError(f"{package} {_MISSING}") from error
-        raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
+        raise ModelSetError(f"{name} does not import: {format_error(error)}") from error
     except Exception as error:
-        raise ModelSetError(f"{name} does not import: {describe_error(error)}") from error
+        raise ModelSetError(f"{name} does not import: {format_error(error)}") from error
 
 
 def _import_without_operators(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backends.base import Lowered
-from backends.graph_text import spell_graph
+from backends.graph_text import format_graph
 from conformance.claims.claim import Claim
 from conformance.stages.fuse import FUSES_NOTHING
 from conformance.stages.state import CaseState
@@ -20,13 +20,13 @@ def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:
         "reference model": lambda: state.reference,
         "lowered model": lambda: state.lowered,
     }
-    return {name: text for name, model in models.items() if (text := _spell_or_omit(model))}
+    return {name: text for name, model in models.items() if (text := _format_or_omit(model))}
 
 
-def _spell_or_omit(model: Callable[[], Any]) -> str:
+def _format_or_omit(model: Callable[[], Any]) -> str:
     """Spell a model's graph; "" without one: not made yet, not traceable, or of a vendor's own kind."""
     try:
         made = model()
-        return made.graph() if isinstance(made, Lowered) else spell_graph(made)
+        return made.graph() if isinstance(made, Lowered) else format_graph(made)
     except Exception:  # the stages report faults; a graph that is not shown costs no verdict
         return ""

@@ -54,7 +54,7 @@ class RemoteError(Exception):
     trace = ""
 
 
-def spell_trace(error: Exception) -> str:
+def format_trace(error: Exception) -> str:
     """Return the last frames of an error's traceback, where the backend's code raised it."""
     if isinstance(error, RemoteError):
         return error.trace

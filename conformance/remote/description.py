@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import REMOVED_CAPABILITIES, Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
@@ -84,17 +84,17 @@ def describe(backend: Backend) -> dict[str, Any]:
         config = as_backend_config(raw)
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
-        raise DescriptionError(f"what backend_config() returned cannot be read: {describe_error(error)}") from error
+        raise DescriptionError(f"what backend_config() returned cannot be read: {format_error(error)}") from error
     try:
         given = Preparation.of(backend)
     except _FAULTS as error:
-        raise DescriptionError(f"qconfigs() or a custom config: {describe_error(error)}") from error
+        raise DescriptionError(f"qconfigs() or a custom config: {format_error(error)}") from error
     versions = _ask(backend, "versions")
     try:
         data["versions"] = {str(key): str(value) for key, value in dict(versions).items()}
     except (TypeError, ValueError) as error:
         raise DescriptionError(f"versions() returned {versions!r}; return a dict of strings") from error
-    data["capabilities"] = _spell_capabilities(capabilities)
+    data["capabilities"] = _describe_capabilities(capabilities)
     data["config"] = config_to_data(config)
     data["has_quantizer"] = type(backend).quantizer is not Backend.quantizer
     data["prepares"] = given != OWN_OF_THE_SUITE
@@ -107,7 +107,7 @@ def _ask(backend: Backend, method: str) -> Any:
     try:
         return getattr(backend, method)()
     except _FAULTS as error:
-        raise DescriptionError(f"{method}() raised {describe_error(error)}{_find_remedy(error)}") from error
+        raise DescriptionError(f"{method}() raised {format_error(error)}{_find_remedy(error)}") from error
 
 
 def _find_remedy(error: BaseException) -> str:
@@ -121,10 +121,10 @@ def _find_remedy(error: BaseException) -> str:
 # -- capabilities -----------------------------------------------------------------------------------------------------
 
 
-def _spell_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+def _describe_capabilities(capabilities: Capabilities) -> dict[str, Any]:
     plain = {each.name: getattr(capabilities, each.name) for each in fields(capabilities)}
     limits = {
-        str(op): {str(name): _spell_limit(str(op), str(name), taken) for name, taken in arguments.items()}
+        str(op): {str(name): _describe_limit(str(op), str(name), taken) for name, taken in arguments.items()}
         for op, arguments in capabilities.limits.items()
     }
     requantize = asdict(capabilities.requantize) | {"rounding": capabilities.requantize.rounding.value}
@@ -132,13 +132,13 @@ def _spell_capabilities(capabilities: Capabilities) -> dict[str, Any]:
     return {**plain, "weight_schemes": schemes, "limits": limits, "requantize": requantize}
 
 
-def _spell_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
+def _describe_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
     """Say which of the values that the suite tries are taken, and how the backend describes them."""
     tried = list(_values_of(op, argument))
     try:
         places = [number for number, value in enumerate(tried) if (taken(value) if callable(taken) else value in taken)]
     except Exception as error:
-        raise DescriptionError(f"capabilities().limits[{op!r}][{argument!r}] raised {describe_error(error)}") from error
+        raise DescriptionError(f"capabilities().limits[{op!r}][{argument!r}] raised {format_error(error)}") from error
     text = str(taken.__doc__ or getattr(taken, "__name__", "")) if callable(taken) else ", ".join(map(str, taken))
     return {"taken": places, "text": text.strip().partition("\n")[0].rstrip(".")}
 
@@ -171,7 +171,7 @@ def read_description(data: Mapping[str, Any]) -> Description:
     try:
         return _read_description(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ConfigDataError) as error:
-        raise DescriptionError(f"what the backend says of itself cannot be read: {describe_error(error)}") from error
+        raise DescriptionError(f"what the backend says of itself cannot be read: {format_error(error)}") from error
 
 
 def _read_description(data: Mapping[str, Any]) -> Description:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.machine.frames import NoAnswer
 from refimpl.graph_modules import FlowModule, can_be_saved
 
@@ -50,7 +50,7 @@ def dump_object(value: object) -> bytes:
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:  # whatever a user's objects raise
         text = "the model cannot be sent to the backend's process, which finds classes and functions by name"
-        raise NoAnswer(f"{text}: {describe_error(error)}") from error
+        raise NoAnswer(f"{text}: {format_error(error)}") from error
     return buffer.getvalue()
 
 
@@ -59,7 +59,7 @@ def load_object(data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except Exception as error:  # whatever a user's module raises as it is imported
-        raise NoAnswer(f"the backend's process cannot read the model: {describe_error(error)}") from error
+        raise NoAnswer(f"the backend's process cannot read the model: {format_error(error)}") from error
 
 
 class _Pickler(pickle.Pickler):

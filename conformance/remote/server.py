@@ -21,7 +21,7 @@ from backends.names import BackendNotFound
 from conformance.annotations.asking import annotate, lower_annotated
 from conformance.annotations.probe import Probe
 from conformance.annotations.programs import OtherGridError
-from conformance.annotations.spelling import spell_places
+from conformance.annotations.spelling import describe_places
 from conformance.machine.child import Answer, Parent, freeze_memory
 from conformance.machine.frames import Frame, NoAnswer
 from conformance.machine.memory import fill_memory
@@ -153,7 +153,7 @@ class _Worker:
         given = QuantizerRequest(**request.head["request"])
         probes: dict[str, Probe] = load_object(bytes(request.pieces[0]))
         found = annotate(self._backend, given, probes)
-        return Frame(head={"found": None if found is None else spell_places(found)})
+        return Frame(head={"found": None if found is None else describe_places(found)})
 
 
 def _run_once(model: Callable[..., Any], how: Any, request: Frame) -> tuple[Any, dict[str, Any]]:

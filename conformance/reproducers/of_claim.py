@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.claim import Claim
 from conformance.machine.fault import FaultFound
 from conformance.oracle.grids import NoOracleError
 from conformance.pipeline.claim_run import find_case, rebuild
 from conformance.pipeline.graph_text import graphs_of
 from conformance.reproducers.script import Failure, script_of
-from conformance.reproducers.spelling import NoScriptError, spell_pattern
+from conformance.reproducers.spelling import NoScriptError, format_pattern
 from conformance.stages.bench import Bench
 from conformance.stages.fuse import FUSES_NOTHING
 from conformance.stages.state import CaseState
-from conformance.vectors.graph_data import spell_model
+from conformance.vectors.graph_data import describe_model
 from conformance.vectors.recording import name_case
 from refimpl.fuse import trace_and_fuse
 from reports.results import leading_check
@@ -43,7 +43,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     if lead is None or (lead.verdict in (Verdict.CRASHED, Verdict.TIMEOUT) and lead.stage in UNSAFE):
         return result
     where = lead.evidence.get("where", Where())
-    result = replace(result, op=spell_op(bench, claim, where)) if where.case else result
+    result = replace(result, op=format_op(bench, claim, where)) if where.case else result
     needs_script = lead.stage in SCRIPTED and lead.failed
     if result.graphs and not needs_script:
         return result
@@ -55,15 +55,15 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
     except (NoScriptError, NoOracleError, FaultFound) as error:
         reason = " ".join(str(error).split())
     except Exception as error:
-        reason = f"a bug of the suite: {describe_error(error)}"
+        reason = f"a bug of the suite: {format_error(error)}"
     return replace(result, script=f"# no script: {reason}\n") if needs_script else result
 
 
-def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
+def format_op(bench: Bench, claim: Claim, where: Where) -> str:
     """Spell the pattern of a case as Python; "" for a model that cannot be built or traced."""
     try:
         model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=claim.own_modules)
-        return spell_pattern(model)
+        return format_pattern(model)
     except Exception:  # the stages report faults; an op that is not shown costs no verdict
         return ""
 
@@ -71,7 +71,7 @@ def spell_op(bench: Bench, claim: Claim, where: Where) -> str:
 def _write_script(bench: Bench, check: Check, state: CaseState) -> str:
     """Write the script of a case that fails as the check says. Raises NoScriptError for what ran on a device."""
     if bench.runs_elsewhere:
-        name = name_case(check.claim, spell_model(state.reference))
+        name = name_case(check.claim, describe_model(state.reference))
         raise NoScriptError(f"the model ran on a device; case {name} of the bundle has it, with its inputs")
     where = check.evidence.get("where", Where())
     batches = dict(state.inputs)

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from backends.base import Representation
 from backends.lowering import in_form
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.inputs import Batch
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.exact import Exact
@@ -30,13 +30,13 @@ from conformance.reproducers.spelling import (
     NoScriptError,
     check_importable,
     flatten,
+    format_call,
+    format_constructor,
+    format_own_constructor,
     is_own,
     is_reference,
     name_class,
     spell,
-    spell_call,
-    spell_constructor,
-    spell_own_constructor,
 )
 from conformance.stages.bench import Bench
 from refimpl.decomposed import REGISTRAR
@@ -119,11 +119,11 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
         "",
         "",
         *_LEAVES,
-        f"inputs = ({', '.join(_spell_inputs(failure))},)",
+        f"inputs = ({', '.join(_format_inputs(failure))},)",
         f"backend = find_backend({bench.spec!r})",
         *(f"import {home}  # find_backend has made it importable" for home in _find_homes(model)),
         "model = Reference().eval()",
-        f"lowered = {_spell_lower(bench)}torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
+        f"lowered = {_format_lower(bench)}torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
         *_write_assertions(failure, bench),
     ]
     text = "\n".join(line for long in body for line in _wrap(long))
@@ -134,7 +134,7 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
     return f"{_write_heading(bench, name, message)}\n{plain}\n\n{doors}\n\n\n{packing}{text}\n"
 
 
-def _spell_lower(bench: Bench) -> str:
+def _format_lower(bench: Bench) -> str:
     """Spell the call that lowers a model, up to its argument: a backend that takes programs has the model exported."""
     return "lower_reference(backend, " if bench.backend.representation is Representation.EXPORTED else "backend.lower("
 
@@ -170,12 +170,12 @@ def _write_state(model: GraphModule) -> Iterator[str]:
     qparams = [name for name, value in tensors.items() if not value.dim()]
     for start in range(0, len(qparams), 2):
         names = qparams[start : start + 2]
-        yield f"{', '.join(names)} = {', '.join(_spell_tensor(tensors[name]) for name in names)}"
+        yield f"{', '.join(names)} = {', '.join(_format_tensor(tensors[name]) for name in names)}"
     for name, value in tensors.items():
         if value.dim() > 1:  # a weight is a parameter: tracing computes at once with other tensors
-            yield f"{name} = nn.Parameter({_spell_tensor(value)})"
+            yield f"{name} = nn.Parameter({_format_tensor(value)})"
         elif value.dim():
-            yield f"{name} = {_spell_tensor(value)}"
+            yield f"{name} = {_format_tensor(value)}"
     for target in targets["call_module"]:
         yield from _write_module(f"self.{flatten(target)}", model.get_submodule(target))
 
@@ -186,18 +186,18 @@ def _write_module(target: str, module: nn.Module) -> Iterator[str]:
         yield from _write_own(target, module)
     elif isinstance(module, nn.Sequential) and not any(is_own(type(part)) for part in module.children()):
         parts = list(module.children())
-        yield f"{target} = {name_class(module)}({', '.join(spell_constructor(part) for part in parts)})"
+        yield f"{target} = {name_class(module)}({', '.join(format_constructor(part) for part in parts)})"
         for number, part in enumerate(parts):
             if is_reference(part):
                 yield from _write_quantized(f"{target}[{number}]", part, f"{target}[{number}]")
             else:
                 yield from _write_values(f"{target}[{number}]", part)
     elif is_reference(module):
-        yield from _write_quantized(target, module, spell_constructor(module))
+        yield from _write_quantized(target, module, format_constructor(module))
     elif isinstance(module, nn.Sequential):
         yield from _write_pickled(target, module)
     else:
-        yield f"{target} = {spell_constructor(module)}"
+        yield f"{target} = {format_constructor(module)}"
         yield from _write_values(target, module)
 
 
@@ -205,13 +205,13 @@ def _write_values(target: str, module: nn.Module) -> Iterator[str]:
     """Yield lines that set a module's floating-point parameters and buffers."""
     for name, value in module.state_dict().items():
         if value.is_floating_point():
-            yield f"{target}.{name}.data = {_spell_tensor(value)}"
+            yield f"{target}.{name}.data = {_format_tensor(value)}"
 
 
 def _write_own(target: str, module: nn.Module) -> Iterator[str]:
     """Yield lines that make a vendor's own module: by its constructor where that shows how, else unpickled."""
     check_importable(type(module))
-    constructor = spell_own_constructor(module)
+    constructor = format_own_constructor(module)
     if constructor is None or not all(name.replace(".", "").isidentifier() for name in _state_names(module)):
         yield from _write_pickled(target, module)
     else:
@@ -228,8 +228,8 @@ def _write_pickled(target: str, module: nn.Module) -> Iterator[str]:
     try:
         content = pickle.dumps(module)
     except Exception as error:  # whatever a vendor's own class raises
-        raise NoScriptError(f"{name_class(module)} cannot be pickled: {describe_error(error)}") from error
-    yield f"{target} = unpickled({_spell_bytes(content)})"
+        raise NoScriptError(f"{name_class(module)} cannot be pickled: {format_error(error)}") from error
+    yield f"{target} = unpickled({_format_bytes(content)})"
 
 
 def _find_homes(model: GraphModule) -> list[str]:
@@ -252,16 +252,16 @@ def _write_quantized(target: str, module: Any, constructor: str) -> Iterator[str
     integers = module.get_quantized_weight()
     integers = integers.int_repr() if integers.is_quantized else integers
     shift, factor = (value.reshape(along) if is_per_channel else value for value in (zero_point, scale))
-    yield f"scale = {_spell_tensor(scale)}"
-    yield f"zero_point = {_spell_tensor(zero_point)}"
+    yield f"scale = {_format_tensor(scale)}"
+    yield f"zero_point = {_format_tensor(zero_point)}"
     if torch.equal((integers.long() - shift) * factor, module.get_weight()):
         view = f".reshape({', '.join(map(str, along))})" if is_per_channel else ""
         shifted = f" - zero_point{view}" if bool((zero_point != 0).any()) else ""
-        yield f"made.weight.data = ({_spell_tensor(integers, torch.int64)}{shifted}) * scale{view}"
+        yield f"made.weight.data = ({_format_tensor(integers, torch.int64)}{shifted}) * scale{view}"
     else:
-        yield f"made.weight.data = {_spell_tensor(module.weight)}"
+        yield f"made.weight.data = {_format_tensor(module.weight)}"
     if getattr(module, "bias", None) is not None:  # an embedding has none
-        yield f"made.bias.data = {_spell_tensor(module.bias)}"
+        yield f"made.bias.data = {_format_tensor(module.bias)}"
     qparams = {"qscheme": module.weight_qscheme, "dtype": module.weight_dtype, "axis": module.weight_axis_int}
     optional = {"quant_min": module.weight_quant_min, "quant_max": module.weight_quant_max}
     optional |= {"is_decomposed": True} if module.is_decomposed else {}
@@ -271,25 +271,25 @@ def _write_quantized(target: str, module: Any, constructor: str) -> Iterator[str
     yield f'{target} = {kind}.from_float(made, {{"scale": scale, "zero_point": zero_point, {", ".join(words)}}})'
 
 
-def _spell_tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
+def _format_tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
     """Spell a tensor in its own dtype, or in ``dtype``, int64: as nested lists, or packed."""
     value = value.detach()
     suffix = {torch.float32: "", torch.int64: ""}.get(dtype or value.dtype, f", dtype={dtype or value.dtype}")
     if value.numel() <= PACKED:
-        return f"torch.tensor({_spell_nested(value)}{suffix})"
-    chunks = _spell_bytes(bytes(value.contiguous().flatten().view(torch.uint8).tolist()))
+        return f"torch.tensor({_format_nested(value)}{suffix})"
+    chunks = _format_bytes(bytes(value.contiguous().flatten().view(torch.uint8).tolist()))
     sizes = "".join(f", {size}" for size in value.shape)
     return f"packed({chunks}, {value.dtype}{sizes}){'.long()' if dtype is torch.int64 else ''}"
 
 
-def _spell_bytes(value: bytes) -> str:
+def _format_bytes(value: bytes) -> str:
     text = base64.b85encode(value).decode()
     return " ".join(f'"{text[start : start + 80]}"' for start in range(0, len(text), 80))
 
 
-def _spell_nested(value: Tensor) -> str:
+def _format_nested(value: Tensor) -> str:
     if value.dim():
-        return f"[{', '.join(map(_spell_nested, value))}]"
+        return f"[{', '.join(map(_format_nested, value))}]"
     return f"{value.item():.9g}" if value.is_floating_point() else str(int(value))
 
 
@@ -305,9 +305,9 @@ def _write_forward(model: GraphModule) -> Iterator[str]:
         if node.op == "output":
             yield f"    return {spell(node.args[0], names)}"
         elif is_quantize(node) and [user.target for user in node.users] == ["dequantize"]:
-            names[node] = spell_call(node, names)  # where the method is called
+            names[node] = format_call(node, names)  # where the method is called
         elif node.op not in ("placeholder", "get_attr"):
-            yield f"    {names[node]} = {spell_call(node, names)}"
+            yield f"    {names[node]} = {format_call(node, names)}"
 
 
 def _name_nodes(model: GraphModule) -> dict[Node, str]:
@@ -321,14 +321,14 @@ def _name_nodes(model: GraphModule) -> dict[Node, str]:
     return names
 
 
-def _spell_inputs(failure: Failure) -> Iterator[str]:
+def _format_inputs(failure: Failure) -> Iterator[str]:
     """Yield the inputs: as integers of their grids where they lie on one."""
     for value, grid in zip(failure.batch, placeholder_grids(failure.model), strict=True):
         integers = None if grid is None else grid.integers(value).round()
         if grid is None or integers is None or not torch.equal(grid.values(integers), value):
-            yield _spell_tensor(value)
+            yield _format_tensor(value)
             continue
-        levels = _spell_tensor(integers.to(getattr(torch, grid.dtype.replace("q", ""))), torch.int64)
+        levels = _format_tensor(integers.to(getattr(torch, grid.dtype.replace("q", ""))), torch.int64)
         yield f"(({levels}.double() - {grid.zero_point}) * {grid.scale!r}).float()"
 
 
@@ -358,7 +358,7 @@ def _write_comparison(check: Check, exacts: Sequence[Exact], number: int) -> Ite
     """Yield lines that compare an output's worst places; without any, lines that check the form of all outputs."""
     indexes: Any = check.evidence.get("index")
     exact = exacts[number]
-    position = f"position = outputs[{number}].double(){_spell_steps(exact.grid)}"
+    position = f"position = outputs[{number}].double(){_format_steps(exact.grid)}"
     if check.verdict is Verdict.FALLBACK and exact.grid is not None:
         zero = exact.grid.zero_point
         yield position
@@ -373,17 +373,17 @@ def _write_comparison(check: Check, exacts: Sequence[Exact], number: int) -> Ite
         return
     yield position
     yield "# Where, the exact real result in steps of the output's grid, how far from it a right integer is at most."
-    places = ", ".join(_spell_bound(exact, tuple(index)) for index in indexes[:4])
+    places = ", ".join(_format_bound(exact, tuple(index)) for index in indexes[:4])
     yield f"for index, exact, bound in [{places}]:"
     yield "    found = position[index].item()"
     yield '    assert abs(found - exact) <= bound, f"at {index}: {found}, exactly {exact}, allowed {bound} beside it"'
 
 
-def _spell_steps(grid: Grid | None) -> str:
+def _format_steps(grid: Grid | None) -> str:
     return "" if grid is None else f" / {grid.scale!r} + {grid.zero_point}"
 
 
-def _spell_bound(exact: Exact, index: tuple[int, ...]) -> str:
+def _format_bound(exact: Exact, index: tuple[int, ...]) -> str:
     """Spell an index, the exact value there and the bound; dequantize rounds off some 2⁻²³ of the integer."""
     slack = float(exact.slack.expand_as(exact.real)[index])
     if exact.grid is None:

@@ -69,7 +69,7 @@ def check_importable(value: Any) -> None:
 # -- modules ----------------------------------------------------------------------------------------------------------
 
 
-def spell_constructor(module: nn.Module) -> str:
+def format_constructor(module: nn.Module) -> str:
     """Spell the call of a module's constructor; for a reference module, that of its float class."""
     kind: Any = getattr(nn, type(module).__name__) if is_reference(module) else type(module)
     required, optional = _read_arguments(kind, module)
@@ -77,7 +77,7 @@ def spell_constructor(module: nn.Module) -> str:
     return f"{leaf_name(kind)}({', '.join(words)})"
 
 
-def spell_own_constructor(module: nn.Module) -> str | None:
+def format_own_constructor(module: nn.Module) -> str | None:
     """Spell the call that makes an own module again, but for its parameters; None: its constructor does not show how.
 
     The constructor is tried: what it makes must have the same modules, state and plain attributes.
@@ -92,7 +92,7 @@ def spell_own_constructor(module: nn.Module) -> str | None:
     made.train(module.training)
     pairs = list(zip(made.modules(), module.modules(), strict=False))
     counts = {sum(1 for _ in each.modules()) for each in (made, module)}
-    return spell_constructor(module) if len(counts) == 1 and all(_are_alike(*pair) for pair in pairs) else None
+    return format_constructor(module) if len(counts) == 1 and all(_are_alike(*pair) for pair in pairs) else None
 
 
 def _read_arguments(kind: type, module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -148,7 +148,7 @@ def _are_alike_tensors(made: Tensor, tensor: Tensor) -> bool:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def spell_call(node: Node, names: dict[Node, str], *, only_away: bool = False) -> str:
+def format_call(node: Node, names: dict[Node, str], *, only_away: bool = False) -> str:
     """Spell a node's call, its operands by ``names``; ``only_away``: without options that have their default."""
     defaults = _defaults_of(node.target) if only_away else {}
     options = {key: value for key, value in node.kwargs.items() if key not in defaults or defaults[key] != value}
@@ -184,7 +184,7 @@ def spell(value: Any, names: dict[Node, str]) -> str:
     return f'float("{value}")' if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
 
 
-def spell_pattern(model: GraphModule) -> str:
+def format_pattern(model: GraphModule) -> str:
     """Spell a float model of one pattern as an expression of its inputs: ``F.relu(nn.Linear(8, 7)(x))``.
 
     A model's own tensors have their names without numbers: ``torch.conv2d(x, weight, bias, padding=1)``.
@@ -198,17 +198,17 @@ def spell_pattern(model: GraphModule) -> str:
         elif node.op == "get_attr":
             names[node] = str(node.target).rpartition(".")[2].rstrip("0123456789")
         elif node.op == "call_module":
-            call = spell_call(node, names)
-            names[node] = _spell_module(model.get_submodule(str(node.target))) + call[call.index("(") :]
+            call = format_call(node, names)
+            names[node] = _format_module(model.get_submodule(str(node.target))) + call[call.index("(") :]
         else:
-            names[node] = spell_call(node, names, only_away=True)
+            names[node] = format_call(node, names, only_away=True)
     return ""
 
 
-def _spell_module(module: nn.Module) -> str:
+def _format_module(module: nn.Module) -> str:
     """Spell a module as a reader would make it; ``(…)`` if its constructor does not show how."""
     if isinstance(module, nn.Sequential):
-        return f"{name_class(module)}({', '.join(map(_spell_module, module.children()))})"
+        return f"{name_class(module)}({', '.join(map(_format_module, module.children()))})"
     if is_own(type(module)):
-        return spell_own_constructor(module) or f"{name_class(module)}(…)"
-    return spell_constructor(module)
+        return format_own_constructor(module) or f"{name_class(module)}(…)"
+    return format_constructor(module)

@@ -16,7 +16,7 @@ from pathlib import Path
 from conformance.machine.workplace import WorkResult
 from conformance.run.device import CALLS
 from conformance.run.elsewhere import CommandBackend
-from conformance.run.export import explain_absence, record_units
+from conformance.run.export import format_absence, record_units
 from conformance.run.session import Run
 from conformance.run.workplaces import Workplaces
 from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
@@ -93,7 +93,7 @@ class CommandWorkplaces(Workplaces):
             if (folder / _DONE).exists():
                 return
             works = self._chunks.works_of(name)
-            reasons = {work: explain_absence(self._recorder.run(work)) for work in works}
+            reasons = {work: format_absence(self._recorder.run(work)) for work in works}
             plan = {"description": json.loads(self._backend.text), "imports": self._backend.imports, "options": {}}
             about = {"backend": self._backend.name, "formats": ["json", *self._settings.formats]}
             finish_bundle(folder, about, plan, reasons)

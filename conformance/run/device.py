@@ -18,7 +18,7 @@ class ElsewhereError(Exception):
     """A bundle or its outputs cannot be judged; one line."""
 
 
-def describe_lost_calls(report_dir: Path) -> str:
+def format_lost_calls(report_dir: Path) -> str:
     """Return a note on the calls of the command that did not end well; "" if all did."""
     calls, faults = list[dict[str, Any]](), list[str]()
     for log in sorted((report_dir / CALLS).glob(f"*/{LOST_CALLS}")):

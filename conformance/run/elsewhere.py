@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Representation
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.remote.client import Ask, Remake, RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.worker import describe_backend
@@ -55,7 +55,7 @@ def adopt_bundle(options: Options) -> Options:
     try:
         return _adopt(options, bundle.plan["options"])
     except (KeyError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
-        raise ElsewhereError(f"{bundle.folder} is no bundle: its options: {describe_error(error)}") from error
+        raise ElsewhereError(f"{bundle.folder} is no bundle: its options: {format_error(error)}") from error
 
 
 def _adopt(options: Options, made: Mapping[str, Any]) -> Options:
@@ -105,7 +105,7 @@ def open_vectors(options: Options) -> ReplayBackend:
     try:
         return _make_replay(bundle.plan["description"], versions, OneBundle(bundle=bundle, outputs=outputs), bundle)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ElsewhereError(f"{bundle.folder} is no bundle: its description: {describe_error(error)}") from error
+        raise ElsewhereError(f"{bundle.folder} is no bundle: its description: {format_error(error)}") from error
 
 
 def _make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBundle, bundle: Bundle) -> ReplayBackend:

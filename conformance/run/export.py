@@ -123,7 +123,7 @@ def _record(
     reasons = dict.fromkeys(names, "")
     with closing(record_units(run.options, run.outlined, backend, writer, imports)) as places:
         for number, name in enumerate(names, 1):
-            reasons[name] = explain_absence(places.run(name))
+            reasons[name] = format_absence(places.run(name))
             _show_progress(number, len(names))
             if number % _MEASURED_EACH == 0:
                 _check_size(device, most_bytes, f" after {number} of {len(names)} claims and models")
@@ -141,7 +141,7 @@ def _check_size(folder: Path, most_bytes: int | None, when: str = "") -> int:
     return size
 
 
-def explain_absence(done: WorkResult) -> str:
+def format_absence(done: WorkResult) -> str:
     """Return why a claim or model may have no case: how its work ended, or what its first check says."""
     if done.ending is not Ending.DONE:
         return f"{done.ending.value}: {done.message}"

@@ -59,7 +59,7 @@ def list_files(waivers: Iterable[WaiverEntry]) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def describe_missing(waivers: Iterable[WaiverEntry], texts: Mapping[str, str]) -> str:
+def format_missing(waivers: Iterable[WaiverEntry], texts: Mapping[str, str]) -> str:
     """Return a note about the findings without a text; "" if each has one."""
     missing = list(dict.fromkeys(name for waiver in waivers for name in waiver.findings if name not in texts))
     if not missing:

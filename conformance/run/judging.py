@@ -15,8 +15,8 @@ from backends.names import SHIPPED
 from conformance.machine.child import Ending
 from conformance.machine.messages import Begin, Tally, Trace, make_portable
 from conformance.machine.workplace import WorkResult, fault_of_lost_work
-from conformance.run.device import COMMAND, describe_lost_calls
-from conformance.run.findings import describe_missing
+from conformance.run.device import COMMAND, format_lost_calls
+from conformance.run.findings import format_missing
 from conformance.run.options import ROOT
 from conformance.run.outline import Unit
 from conformance.run.session import Run
@@ -114,8 +114,8 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[l
     if run.options.backend in SHIPPED:
         claims = {claim: seen[claim] for claim in run.outline.claims if claim in seen}
         drift = compare_baseline(BASELINES / name_file(header), claims, header)
-    lost = describe_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
-    notes = (drift.note, lost, describe_missing(run.waivers.entries, header.findings), *run.outline.left_out)
+    lost = format_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
+    notes = (drift.note, lost, format_missing(run.waivers.entries, header.findings), *run.outline.left_out)
     return [*problems, *drift.differences], [note for note in notes if note]
 
 

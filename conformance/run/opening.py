@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from backends.base import Backend, Capabilities, Representation, Taken
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.claim import Claim, config_digest, enumerate_claims
 from conformance.claims.limits import LimitsError, check_limits
 from conformance.claims.preparation import Preparation
@@ -233,7 +233,7 @@ def open_run(options: Options, backend: Backend) -> Opened:
         claims = enumerate_claims(config, capabilities)
     except Exception as error:
         raise pytest.UsageError(
-            f"backend {backend.name}: what backend_config() returned cannot be read: {describe_error(error)}"
+            f"backend {backend.name}: what backend_config() returned cannot be read: {format_error(error)}"
         ) from error
     with raise_usage_error_for(Exception, f"backend {backend.name}: qconfigs() or a custom config: "):
         Preparation.of(backend)
@@ -311,4 +311,4 @@ def _call(backend: Backend, method: str) -> Any:
     try:
         return getattr(backend, method)()
     except _FAULTS as error:
-        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {describe_error(error)}") from error
+        raise pytest.UsageError(f"backend {backend.name}: {method}() raised {format_error(error)}") from error

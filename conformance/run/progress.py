@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from reports.text import spell_duration
+from reports.text import format_duration
 from reports.verdicts import VERDICTS, Verdict
 
 EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0
@@ -20,8 +20,8 @@ EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0
 def format_progress(verdicts: Counter[Verdict], done: int, total: int, seconds: float) -> str:
     """Return `120 of 404: 2 REFUTED, 118 VERIFIED; 40.0 s, about 1 min 35 s left`."""
     counts = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in VERDICTS if verdicts[verdict])
-    left = f", about {spell_duration(seconds / done * (total - done))} left" if done else ""
-    return f"{done} of {total}: {counts or 'no verdict yet'}; {spell_duration(seconds)}{left}"
+    left = f", about {format_duration(seconds / done * (total - done))} left" if done else ""
+    return f"{done} of {total}: {counts or 'no verdict yet'}; {format_duration(seconds)}{left}"
 
 
 class Progress:

@@ -151,7 +151,7 @@ class Recorder:
             pytest_status = pytest.ExitCode.OK
         complete = not self._waiting
         problems, notes = find_problems(self._run, self._header, self._seen)
-        problems += [*_describe_left_out(self._left_out), *self._lost]
+        problems += [*_format_left_out(self._left_out), *self._lost]
         notes += self._earlier.describe(len(self._run.units))
         if self._earlier.is_of_other_sources:
             complete = False
@@ -205,7 +205,7 @@ class Recorder:
         return self._units.get(node_id.partition("[")[2].removesuffix("]"))
 
 
-def _describe_left_out(names: Sequence[str]) -> Iterator[str]:
+def _format_left_out(names: Sequence[str]) -> Iterator[str]:
     """Yield a line if pytest was told to leave out some of what is selected."""
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""

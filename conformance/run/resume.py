@@ -17,7 +17,7 @@ from conformance.run.session import Run
 from reports.codec import encode
 from reports.results import Results, ResultsError, check_rows, read_results
 from reports.schema import Footer, Header, Judged, Measurement, Row
-from reports.text import spell_count
+from reports.text import format_count
 from reports.verdicts import Outcome
 
 _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed", "foreign_code"})
@@ -54,7 +54,7 @@ class Earlier:
         if self.path is not None:
             time = "" if self.footer is not None else ", whose time is not known, as it was stopped"
             yield (
-                f"resumed: {len(self.rows)} of {spell_count(total)} claims, models and measurements are from the run "
+                f"resumed: {len(self.rows)} of {format_count(total)} claims, models and measurements are from the run "
                 f"that began at {self.started}{time}"
             )
 

@@ -53,7 +53,7 @@ def attribute(
     return counts
 
 
-def describe_worst(
+def format_worst(
     expected: Tensor, actual: Tensor, grid: Grid, slack_by_cause: Mapping[str, Tensor], target: Target | None = None
 ) -> str:
     """Describe the integer that is furthest beyond its bound, the first of equals; "" if nothing differs."""

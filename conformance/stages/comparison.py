@@ -15,8 +15,8 @@ from conformance.machine.guard import guard
 from conformance.oracle.error_bounds import flatten
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid
-from conformance.stages.attribution import attribute, describe_worst, unravel_index
-from conformance.stages.resemblance import Resemblance, find_resemblance, spell_allowed
+from conformance.stages.attribution import attribute, format_worst, unravel_index
+from conformance.stages.resemblance import Resemblance, find_resemblance, format_allowed
 from conformance.stages.statistics import Sample
 from reports.schema import Where
 from reports.verdicts import Verdict
@@ -112,7 +112,7 @@ def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> C
         excess=most,
         is_within_one=is_within_one,
         is_function=exact.is_function,
-        allowed=spell_allowed(exact),
+        allowed=format_allowed(exact),
         resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
         evidence=_show_worst(exact, grids, exact.integers, integers, excess),
@@ -227,7 +227,7 @@ def _show_worst(exact: Exact, grids: InputGrids, expected: Tensor, actual: Tenso
     return evidence | {
         "qparams": {**inputs, "output": exact.grid.row()},
         "attribution": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
-        "worst": describe_worst(expected, actual, exact.grid, exact.slack_by_cause, target),
+        "worst": format_worst(expected, actual, exact.grid, exact.slack_by_cause, target),
     }
 
 

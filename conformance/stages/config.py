@@ -19,7 +19,7 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.kinds import Kind
 from conformance.claims.plan import plan_cases
-from conformance.claims.qconfigs import describe_misfit, wide_qconfig_for
+from conformance.claims.qconfigs import format_misfit, wide_qconfig_for
 from conformance.claims.quick import Share
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
@@ -42,7 +42,7 @@ def plan_cases_of_claim(run: ClaimState) -> Iterator[Fault]:
 
 def plan_claim(bench: Bench, claim: Claim) -> tuple[Case, ...]:
     """Return the cases of a claim. Raises FaultFound for a pattern that cannot be built."""
-    if (reason := describe_misfit(claim)) is not None:
+    if (reason := format_misfit(claim)) is not None:
         raise FaultFound(Fault(rule="DTY-02", verdict=Verdict.UNEXERCISED, message=reason))
     limit = bench.effort.cases
     share = bench.shares.get(claim.id, Share()) if limit is not None else Share()
@@ -228,7 +228,7 @@ def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Fault]:
     entry = claim.entry
     for rule, message in lint_entry(entry):  # rule: FUS-08
         yield Fault(rule=rule, message=message)
-    if entry.fuser_method is not None and (misfit := _describe_misfit(entry, entry.fuser_method)):
+    if entry.fuser_method is not None and (misfit := _format_misfit(entry, entry.fuser_method)):
         yield Fault(rule="FUS-02", message=f"fuser_method of {claim.pattern} {misfit}")
     fused = entry.fused_module
     if fused is None or _is_folded(claim):
@@ -238,7 +238,7 @@ def check_fuser(claim: Claim, facts: _Facts) -> Iterator[Fault]:
         yield Fault(rule="FUS-08", message=text)
 
 
-def _describe_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
+def _format_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) -> str:
     """Say why a fuser method cannot be called with is_qat and the arguments of its pattern's format. (FUS-02)
 
     In forward order these are one module for each leaf; in the complex format, the outermost op and its arguments. A

@@ -68,7 +68,7 @@ def gather_evidence(bench: Bench, claim: Claim, reports: Reports) -> ExecutionEv
     """Return the evidence for a claim whose cases all hold; the probe runs where it can decide something."""
     if needs_probe(bench, claim, reports):
         return weigh_evidence(reports, probe_sums(bench, claim))
-    why = explain_blindness(bench, claim)
+    why = format_blindness(bench, claim)
     return weigh_evidence(reports, Sums(are_exact=None, text=f"numbers cannot tell: {why}" if why else ""))
 
 
@@ -78,7 +78,7 @@ def needs_probe(bench: Bench, claim: Claim, reports: Reports) -> bool:
     A complete report is contradicted claim by claim; in the profile ``quick``, where a probe takes as long as a claim,
     by the last one on each op without followers.
     """
-    if explain_blindness(bench, claim):
+    if format_blindness(bench, claim):
         return False
     if not reports.are_complete or bench.profile != "quick":
         return True
@@ -86,7 +86,7 @@ def needs_probe(bench: Bench, claim: Claim, reports: Reports) -> bool:
     return share.place == share.of - 1 and isinstance(plan, PatternPlan) and not plan.followers
 
 
-def explain_blindness(bench: Bench, claim: Claim) -> str:
+def format_blindness(bench: Bench, claim: Claim) -> str:
     """Say why numbers cannot tell integers from floats for a claim; "" if its sums of products may.
 
     What moves, selects or clamps values gives the same in both. All other rules allow a right backend the rounding of
@@ -177,7 +177,7 @@ def _check_visible(exact: Exact) -> None:
 def _make_reference(bench: Bench, claim: Claim) -> tuple[GraphModule, tuple[Tensor, ...]]:
     """Take the pattern with long sums to its reference model, and return it with its inputs. Raises _Blind."""
     plan = plan_pattern(claim)
-    assert isinstance(plan, PatternPlan), "explain_blindness has asked for it"
+    assert isinstance(plan, PatternPlan), "format_blindness has asked for it"
     arguments = _choose_arguments(bench, claim, plan)
     sums = draw_long_sums(_find_amplitude(claim))
     spatial = [1] * (len(plan.samples.inputs(arguments)[0].shape) - 2)

@@ -11,7 +11,7 @@ from backends.base import Execution
 from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.stages.bench import Bench
-from conformance.stages.float_ops import explain_float, list_quantized, read_name
+from conformance.stages.float_ops import format_float, list_quantized, read_name
 from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel, make_backend_error
 from reports.verdicts import Verdict
 
@@ -55,11 +55,11 @@ def ask_execution(bench: Bench, model: LoweredModel, reference: GraphModule) -> 
     known = list_quantized(reference)
     counting = tuple(text for text in execution.quantized_ops if read_name(text) in known)  # rule: LOW-04
     if execution.quantized_ops and not counting and not execution.float_fallbacks:
-        return _describe_unknown(execution.quantized_ops, known)
+        return _format_unknown(execution.quantized_ops, known)
     return replace(execution, quantized_ops=counting)
 
 
-def _describe_unknown(texts: Sequence[str], known: Sequence[str]) -> str:
+def _format_unknown(texts: Sequence[str], known: Sequence[str]) -> str:
     """Say that a report names no op of the model, what it names, and what to name."""
     found = ", ".join(repr(text[:_WIDTH]) for text in texts[:_MOST_NAMED]) + ", …" * (len(texts) > _MOST_NAMED)
     wanted = (
@@ -78,7 +78,7 @@ def check_execution(run: ClaimState, state: CaseState) -> Iterator[Fault]:
     if isinstance(execution, str):
         run.untold.append(execution)
         return
-    floats = [explain_float(state.reference, str(each)) for each in execution.float_fallbacks]
+    floats = [format_float(state.reference, str(each)) for each in execution.float_fallbacks]
     if execution.quantized_ops and not floats:
         return
     state.runs_in_float = True

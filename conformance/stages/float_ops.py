@@ -35,7 +35,7 @@ def read_name(text: str) -> str:
     return _NAME.match(text).group()  # type: ignore[union-attr]  # it matches anything
 
 
-def explain_float(model: GraphModule, text: str) -> str:
+def format_float(model: GraphModule, text: str) -> str:
     """Return a backend's report of an op in float, with the op of the reference model, and a reason if it has none.
 
     ``op0 (Conv)`` becomes ``nn.Conv2d at op0 (Conv): left as it is between dequantize and quantize``. A report that
@@ -47,10 +47,10 @@ def explain_float(model: GraphModule, text: str) -> str:
         return text
     op, kernel, given = name_op(model, node), report["kernel"], report["reason"]
     shown = f" ({kernel})" if kernel and kernel != op.rpartition(".")[2] else ""
-    reason = describe_norm(model, node)
+    reason = format_norm(model, node)
     if reason and given:
         reason = f"{reason} ({given})"
-    return f"{op} at {node.name}{shown}: {reason or given or describe_place(model, node)}"
+    return f"{op} at {node.name}{shown}: {reason or given or format_place(model, node)}"
 
 
 def name_op(model: GraphModule, node: Node) -> str:
@@ -63,7 +63,7 @@ def name_op(model: GraphModule, node: Node) -> str:
     return leaf_name(target) if isinstance(target, str) or hasattr(target, "__name__") else str(target)
 
 
-def describe_norm(model: GraphModule, node: Node) -> str:
+def format_norm(model: GraphModule, node: Node) -> str:
     """Say that a batch norm is not folded into the layer before it; "" if the node is none that could be."""
     if node.op != "call_module":
         return ""
@@ -77,7 +77,7 @@ def describe_norm(model: GraphModule, node: Node) -> str:
     return f"is not folded into {name_op(model, before)} at {before.name} before it"
 
 
-def describe_place(model: GraphModule, node: Node) -> str:
+def format_place(model: GraphModule, node: Node) -> str:
     """Say which other float ops stand with a node between dequantize and quantize, if any do."""
     before = [each for each in node.all_input_nodes if not is_dequantize(each)]
     after = [each for each in node.users if not is_quantize(each)]

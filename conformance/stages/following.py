@@ -16,8 +16,8 @@ from torch.fx.node import map_arg
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
-from backends.names import describe_error
-from conformance.stages.meaning import describe_difference, in_float64, run_in_float32, tensors_of
+from backends.names import format_error
+from conformance.stages.meaning import format_difference, in_float64, run_in_float32, tensors_of
 from refimpl import RefimplError
 from refimpl.plan import OBSERVER_PREFIX, PLAN
 from refimpl.reference import float_module_of
@@ -49,16 +49,16 @@ def find_difference(model: nn.Module, derived: GraphModule, inputs: tuple[Tensor
     """Find where a derived model does not compute what the model does; None: it does, but for the rounding of weights.
 
     Both are in eval mode, and neither rounds values. Bits are compared first; where they differ, the outputs in float64
-    (`describe_difference`), and where these are too far apart for that bound, each node alone: the bound is then that
+    (`format_difference`), and where these are too far apart for that bound, each node alone: the bound is then that
     of the sum that the node makes. What cannot be run where the model can, differs.
     """
     expected = run_in_float32(model, inputs)
     try:
         if _are_equal(expected, run_in_float32(derived, inputs)):
             return None
-        far = describe_difference(model, derived, inputs)
+        far = format_difference(model, derived, inputs)
     except Exception as error:
-        far = f"it does not run as the model does: {describe_error(error)}"
+        far = f"it does not run as the model does: {format_error(error)}"
     return _find_node(model, derived, inputs, far) if far else None
 
 
@@ -91,7 +91,7 @@ def _find_node(model: nn.Module, derived: GraphModule, inputs: tuple[Tensor, ...
     except RefimplError as error:
         return Divergence(node="", text=f"{far} ({error})")
     traced = finish(draft, draft.graph, draft)
-    if far := describe_difference(model, traced, inputs):
+    if far := format_difference(model, traced, inputs):
         found = _follow(_record_calls(model, traced, inputs), traced, inputs) or Divergence(node="", text=far)
         return replace(found, text=f"{found.text}, as soon as it is traced")
     return _follow(_record_nodes(traced, inputs), derived, inputs)
@@ -147,7 +147,7 @@ def _follow(taken: Taken, derived: GraphModule, inputs: tuple[Tensor, ...]) -> D
         except _FoundError as found:
             return found.difference
         except Exception as error:
-            return Divergence(node=follower.at, text=f"it does not run: {describe_error(error)}")
+            return Divergence(node=follower.at, text=f"it does not run: {format_error(error)}")
     return None
 
 

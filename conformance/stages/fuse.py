@@ -13,7 +13,7 @@ from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
-from conformance.stages.meaning import describe_difference
+from conformance.stages.meaning import format_difference
 from conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from refimpl import BackendConfig
 from refimpl.fuse import trace_and_fuse
@@ -63,5 +63,5 @@ def calls_of(model: GraphModule) -> list[Node]:
 @guard("fuse.check_fused_meaning")
 def check_fused_meaning(model: nn.Module, fused: GraphModule, inputs: tuple[Tensor, ...]) -> Iterator[Fault]:
     """Check that the fused model computes the float model's function. (FUS-06)"""
-    if difference := describe_difference(model, fused, inputs):
+    if difference := format_difference(model, fused, inputs):
         yield Fault(rule="FUS-06", message=f"fuse changed what the model computes, {difference}")

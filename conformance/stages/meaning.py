@@ -17,7 +17,7 @@ SWITCHES = ("fake_quant_enabled", "observer_enabled")
 """Attributes that turn a fake quantize, and its observer, on and off."""
 
 
-def describe_difference(model: nn.Module, derived: nn.Module, inputs: tuple[Tensor, ...]) -> str:
+def format_difference(model: nn.Module, derived: nn.Module, inputs: tuple[Tensor, ...]) -> str:
     """Say how far a derived model is from computing the float model's function; "" where it does.
 
     They may differ by the float32 rounding of folded weights: 2⁻¹⁹ of the largest value on the way, for at most some

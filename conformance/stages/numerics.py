@@ -16,7 +16,7 @@ from conformance.oracle.grids import NoOracleError
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.lower import error_on_retry, lower, run_all
-from conformance.stages.resemblance import describe_resemblance
+from conformance.stages.resemblance import format_resemblance
 from conformance.stages.state import CaseState, ClaimState, FirstRun, make_check
 from conformance.stages.statistics import summarize
 from conformance.stages.undecided import note_whether_decided
@@ -96,7 +96,7 @@ def add_numbers(check: Check, comparisons: Sequence[Comparison]) -> Check:
     return replace(
         check,
         rule=comparisons[0].rule if check.verdict is Verdict.VERIFIED else check.rule,
-        message="; ".join(filter(None, (check.message, _describe_rounding(comparisons, check.verdict)))),
+        message="; ".join(filter(None, (check.message, _format_rounding(comparisons, check.verdict)))),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
         allowed=_find_widest(comparisons),
@@ -104,11 +104,11 @@ def add_numbers(check: Check, comparisons: Sequence[Comparison]) -> Check:
     )
 
 
-def _describe_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str:
+def _format_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str:
     """Say what rounding a refuted claim's results look like; "" if some are wrong in another way."""
     wrong = [each.resemblance for each in comparisons if each.excess > 0]
     known = [each for each in wrong if each is not None]
-    return describe_resemblance(known) if verdict is Verdict.REFUTED and len(known) == len(wrong) else ""
+    return format_resemblance(known) if verdict is Verdict.REFUTED and len(known) == len(wrong) else ""
 
 
 def _find_widest(comparisons: Sequence[Comparison]) -> str:

@@ -19,7 +19,7 @@ from conformance.machine.frames import NoAnswer
 from conformance.machine.memory import fill_memory
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import spell_trace
+from conformance.remote.client import format_trace
 from conformance.remote.executor import OverwrittenError
 from conformance.stages.layouts import clone_with_strides
 from conformance.stages.meaning import tensors_of
@@ -185,12 +185,12 @@ class RepeatRun:
         except Exception as error:
             text = f"{where}: raised {type(error).__name__}: {error}; the float model takes such inputs"
             yield Fault(
-                rule="LOW-01", message=text, where=where, evidence={"change": change, "traceback": spell_trace(error)}
+                rule="LOW-01", message=text, where=where, evidence={"change": change, "traceback": format_trace(error)}
             )  # fmt: skip
             return
         fault = compare_outputs(where, change, expected, actual)
         if fault is not None and change in REORDERING:
-            faults = self._describe_faults(self.inputs if plain is None else plain, expected, actual)
+            faults = self._format_faults(self.inputs if plain is None else plain, expected, actual)
             if faults == "":
                 return
             fault = replace(fault, message=f"{fault.message}{f': {faults}' if faults else ''}")
@@ -209,7 +209,7 @@ class RepeatRun:
         self.filling = filling
         return compare_outputs(Where(), REPETITION, actual, repeated) is not None
 
-    def _describe_faults(self, inputs: Batch, expected: list[Tensor], actual: list[Tensor]) -> str | None:
+    def _format_faults(self, inputs: Batch, expected: list[Tensor], actual: list[Tensor]) -> str | None:
         """Say where outputs that differ are not both right: "" where they are, None where they must be equal. (NUM-06)
 
         Where there is no oracle, sums in another order (``steps`` without an end) may be right.
@@ -223,11 +223,11 @@ class RepeatRun:
             return "" if math.isinf(self.steps) else None
         if [exact.real.shape for exact in exacts] != shapes[0]:
             return None
-        faults = (_describe_fault(*outputs, self.steps) for outputs in zip(exacts, expected, actual, strict=True))
+        faults = (_format_fault(*outputs, self.steps) for outputs in zip(exacts, expected, actual, strict=True))
         return next(filter(None, faults), "")
 
 
-def _describe_fault(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
+def _format_fault(exact: Exact, left: Tensor, right: Tensor, steps: float) -> str:
     """Say where two outputs differ that are not both right results, or by too many steps."""
     if exact.grid is None:
         places, target = [each.double() / exact.step for each in (left, right)], exact.real / exact.step

@@ -49,12 +49,12 @@ class Resemblance:
     share: float
 
 
-def spell_allowed(exact: Exact) -> str:
+def format_allowed(exact: Exact) -> str:
     """Say by how much a right integer may differ from the exact result, beside the slack."""
     return _ALLOWED.get(exact.requantize.rounding, "0.5 + ") if exact.has_named_rounding else "0.5 + "
 
 
-def describe_resemblance(resemblances: Sequence[Resemblance]) -> str:
+def format_resemblance(resemblances: Sequence[Resemblance]) -> str:
     """Say what all outputs look like that are not right; "" if nothing fits them all, or they are too few."""
     if sum(each.between for each in resemblances) < FEWEST:
         return ""

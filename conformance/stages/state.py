@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from backends.base import Backend
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import Batch, NamedInputs
@@ -26,7 +26,7 @@ from conformance.machine.frames import NoAnswer
 from conformance.machine.guard import guard
 from conformance.oracle.exact import Exact
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import spell_trace
+from conformance.remote.client import format_trace
 from conformance.remote.executor import HeldModel, executor_of
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison
@@ -159,7 +159,7 @@ def make_backend_error(where: str, error: Exception) -> FaultFound:
     """
     if isinstance(error, NoAnswer):
         return FaultFound(Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=str(error)))
-    shown = {"traceback": spell_trace(error)}
+    shown = {"traceback": format_trace(error)}
     return FaultFound(Fault(rule="LOW-01", message=f"{where} raised {type(error).__name__}: {error}", evidence=shown))
 
 
@@ -224,7 +224,7 @@ def make_skip(stage: str, ended: Check) -> Check:
 
 def make_internal_error(claim: str, stage: str, error: Exception) -> Check:
     """Return the check of a stage in which the suite itself failed."""
-    message = f"internal error of the suite: {describe_error(error)}"
+    message = f"internal error of the suite: {format_error(error)}"
     shown = evidence({"traceback": "".join(traceback.format_exception(error))})
     return Check(
         claim=claim, stage=stage, rule="", outcome="error", verdict=Verdict.UNEXERCISED, message=message, evidence=shown

@@ -25,7 +25,7 @@ def note_whether_decided(run: ClaimState, state: CaseState, exacts: Sequence[Exa
     """Note whether a case decides something; if none has so far, why the first one does not."""
     run.decides = run.decides or _tells_inputs_apart(exacts)
     if not run.decides and not run.undecided:
-        run.undecided = _explain_undecided(run, state, exacts)
+        run.undecided = _format_undecided(run, state, exacts)
 
 
 def find_undecided(run: ClaimState) -> Iterator[Fault]:
@@ -44,7 +44,7 @@ def _tells_inputs_apart(exacts: Sequence[Exacts]) -> bool:
     return False
 
 
-def _explain_undecided(run: ClaimState, state: CaseState, exacts: Sequence[Exacts]) -> str:
+def _format_undecided(run: ClaimState, state: CaseState, exacts: Sequence[Exacts]) -> str:
     """Say why a case does not tell its inputs apart, though its exact results are apart, with nothing declared.
 
     "" if these are not apart either: a relu of negative numbers is 0 whatever they are.

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from backends.lowering import in_form
-from backends.names import describe_error
+from backends.names import format_error
 from conformance.machine.whole_files import UNFINISHED
 from conformance.oracle.grids import Grid
 from conformance.vectors.files import (
     Array,
     digest_file,
     digest_of,
+    format_json,
     pack_arrays,
     read_json,
-    spell_json,
     write_once,
 )
 from conformance.vectors.formats import FORMATS
-from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, spell_grid
+from conformance.vectors.graph_data import Data, as_array, describe_grid, integer_dtype_of
 from conformance.vectors.interval import Interval
 from conformance.vectors.recording import RecordedCase
 from reports.reading import FileFault
@@ -71,13 +71,13 @@ class BundleWriter:
             "claim": case.work,
             "model": model,
             "inputs": path,
-            "operands": [None if grid is None else spell_grid(grid) for grid in case.runs.grids],
-            "outputs": _spell_outputs(case),
+            "operands": [None if grid is None else describe_grid(grid) for grid in case.runs.grids],
+            "outputs": _describe_outputs(case),
             "runs": case.runs.spell(),
         }
-        write_once(device / "cases" / f"{case.name}.json", spell_json(data).encode())
+        write_once(device / "cases" / f"{case.name}.json", format_json(data).encode())
         if self.with_expected:
-            arrays = dict(_spell_expected(case))
+            arrays = dict(_describe_expected(case))
             write_once(self.folder / JUDGE / "expected" / f"{case.name}.npz", pack_arrays(arrays))
 
     def _write_model(self, case: RecordedCase) -> dict[str, str]:
@@ -101,22 +101,22 @@ class BundleWriter:
                     model = in_form(case.form, case.model) if name == "fx" else case.model
                     data = FORMATS[name](model, case.example)
                 except Exception as error:  # an exporter's refusal is for the vendor to see, and costs no other case
-                    write_once(fault, f"{describe_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
+                    write_once(fault, f"{format_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
                 else:
                     write_once(path, data)
             files[name if path.exists() else f"no {name}"] = f"{place}/{path.name if path.exists() else fault.name}"
         return files
 
 
-def _spell_outputs(case: RecordedCase) -> list[Data]:
+def _describe_outputs(case: RecordedCase) -> list[Data]:
     """Return dtype and grid of each output."""
     known = next((each for each in case.expected if each is not None), None)
     count = len(case.runs.runs[0].outputs)
     grids: Sequence[Grid | None] = [None] * count if known is None else [each.grid for each in known]
-    return [{"dtype": "float32", "grid": None if grid is None else spell_grid(grid)} for grid in grids]
+    return [{"dtype": "float32", "grid": None if grid is None else describe_grid(grid)} for grid in grids]
 
 
-def _spell_expected(case: RecordedCase) -> Any:
+def _describe_expected(case: RecordedCase) -> Any:
     """Yield the arrays of what is right: exact value, lowest and highest, for each run and output.
 
     A run with the same arrays as an earlier one has nothing of its own.
@@ -128,11 +128,11 @@ def _spell_expected(case: RecordedCase) -> Any:
             continue
         seen.add(arrays)
         for place, interval in enumerate(outputs or ()):
-            for name, array in _spell_interval(interval).items():
+            for name, array in _describe_interval(interval).items():
                 yield f"{key_of_output(number, place)}_{name}", array
 
 
-def _spell_interval(interval: Interval) -> dict[str, Array]:
+def _describe_interval(interval: Interval) -> dict[str, Array]:
     ends = {"low": interval.low, "high": interval.high}
     if interval.grid is not None:
         ends = {name: value.to(integer_dtype_of(interval.grid)) for name, value in ends.items()}
@@ -165,12 +165,12 @@ def finish_bundle(
     having = {row["claim"] for row in rows}
     left_out = {work: reason or "no case of it can be run" for work, reason in works.items() if work not in having}
     manifest = {"schema": SCHEMA, **about, "cases": rows, "left_out": left_out, "files": files}
-    text = spell_json(manifest)
+    text = format_json(manifest)
     (device / MANIFEST).write_text(text, encoding="utf-8")
     judge = folder / JUDGE
     judge.mkdir(parents=True, exist_ok=True)
     own = {**plan, "schema": SCHEMA, "manifest_sha256": digest_of(text.encode())}
-    (judge / PLAN).write_text(spell_json(own), encoding="utf-8")
+    (judge / PLAN).write_text(format_json(own), encoding="utf-8")
     return manifest
 
 

@@ -21,11 +21,11 @@ from typing import Any
 
 from conformance.machine.child import Answer, Child, ChildLost, Parent, Recipe
 from conformance.machine.frames import Frame
-from conformance.machine.process import PATIENCE, describe_exit
+from conformance.machine.process import PATIENCE, format_exit
 from conformance.machine.seconds import LONGEST
 from conformance.machine.toml import TomlError, parse_toml
 from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
-from conformance.vectors.files import LOST_CALLS, remove, spell_json
+from conformance.vectors.files import LOST_CALLS, format_json, remove
 from conformance.vectors.outputs import STATUS, HandedIn
 from reports.reading import FileFault, open_to_append, read_text
 
@@ -264,7 +264,7 @@ class Caller:
             remove(folder)
         folder.mkdir(parents=True, exist_ok=True)
         remove(folder / STATUS)
-        (folder / STATUS).write_text(spell_json(self._describe(result)), encoding="utf-8")
+        (folder / STATUS).write_text(format_json(self._describe(result)), encoding="utf-8")
 
     def _describe(self, result: CallResult) -> dict[str, str]:
         """Return the status of a case whose call did not end well."""
@@ -275,7 +275,7 @@ class Caller:
             return {"status": "timeout", "reason": f"the command did not end within {limit}", "text": result.printed}
         if result.code in self._settings.refused:
             return {"status": "refused", "reason": f"exit status {result.code}{said}", "text": result.printed}
-        reason = f"the command: the process {describe_exit(result.code)}{said}"
+        reason = f"the command: the process {format_exit(result.code)}{said}"
         return {"status": "crashed", "reason": reason, "text": result.printed}
 
     def _call(self, names: Sequence[str]) -> CallResult:
@@ -295,7 +295,7 @@ class Caller:
         if not result.is_done:
             line = {"cases": list(names), "code": result.code, "printed": result.printed[-_MOST_LOGGED:]}
             with open_to_append(self._bundle.folder / LOST_CALLS, follows_links=False) as log:
-                log.write(f"{spell_json(line)}\n".encode())
+                log.write(f"{format_json(line)}\n".encode())
         return result
 
     def _link(self, device: Path, names: Sequence[str]) -> None:
@@ -311,7 +311,7 @@ class Caller:
         for path in sorted(paths):
             (device / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self._bundle.device / path, device / path)  # no link: the command may write to it
-        (device / MANIFEST).write_text(spell_json(manifest), encoding="utf-8")
+        (device / MANIFEST).write_text(format_json(manifest), encoding="utf-8")
 
     def _is_finished(self, name: str) -> bool:
         """Tell whether all of a case's outputs are there and can be read, or a status."""

@@ -70,7 +70,7 @@ def _read_member(data: bytes) -> Array:
     return np.asarray(np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
 
 
-def spell_json(data: Any) -> str:
+def format_json(data: Any) -> str:
     """Return data as JSON, the same text for the same data."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

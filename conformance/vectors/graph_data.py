@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
 from conformance.oracle.own_modules import ends_of_weight
-from conformance.vectors.files import Array, spell_json
+from conformance.vectors.files import Array, format_json
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import is_quantize
 from refimpl.observers import is_quantized_dtype
@@ -42,7 +42,7 @@ class GraphData:
     @cached_property
     def text(self) -> str:
         """The graph as JSON, the same text for the same graph."""
-        return spell_json(self.graph)
+        return format_json(self.graph)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class _Draft:
         return {"other": str(value)}
 
 
-def spell_model(model: GraphModule) -> GraphData:
+def describe_model(model: GraphModule) -> GraphData:
     """Return a reference model as data."""
     draft = _Draft(model=model)
     inputs, outputs = list[str](), Any
@@ -98,22 +98,22 @@ def spell_model(model: GraphModule) -> GraphData:
         elif node.op == "output":
             outputs = draft.spell(node.args[0])
         else:
-            draft.names[node] = _spell_node(draft, node)
+            draft.names[node] = _describe_node(draft, node)
     graph = {"format": "fx-quant-graph", "version": VERSION, "inputs": inputs, "nodes": draft.nodes, "outputs": outputs}
     return GraphData(graph=graph, arrays=draft.arrays)
 
 
-def _spell_node(draft: _Draft, node: Node) -> Data:
+def _describe_node(draft: _Draft, node: Node) -> Data:
     """Add a node to the draft, or several for a fused module; return what stands for its value."""
     if node.op == "get_attr":
         return draft.hold(str(node.target), attribute_of(draft.model, str(node.target)))
     if is_static(node):
         is_constant = all(operand.op == "get_attr" for operand in node.all_input_nodes)
-        return _hold_integers(draft, node) if is_constant else _spell_static(draft, node)
+        return _hold_integers(draft, node) if is_constant else _describe_static(draft, node)
     args, kwargs = draft.spell(node.args), draft.spell(node.kwargs)
     if node.op == "call_module":
         module = draft.model.get_submodule(str(node.target))
-        return _spell_module(draft, node.name, str(node.target), module, args, kwargs)
+        return _describe_module(draft, node.name, str(node.target), module, args, kwargs)
     op = f".{node.target}" if node.op == "call_method" else _name_function(node.target)
     return draft.add(node.name, op, args=args, **({"kwargs": kwargs} if kwargs else {}))
 
@@ -132,17 +132,17 @@ def _hold_integers(draft: _Draft, node: Node) -> Data:
     return draft.hold(f"{node.name}.integers", target(*operands))
 
 
-def _spell_static(draft: _Draft, node: Node) -> Data:
+def _describe_static(draft: _Draft, node: Node) -> Data:
     """Add a quantize or dequantize node with its qparams."""
     op = "quantize" if is_quantize(node) else "dequantize"
-    return draft.add(node.name, op, args=draft.spell(node.args[:1]), **_spell_qparams(draft, node))
+    return draft.add(node.name, op, args=draft.spell(node.args[:1]), **_describe_qparams(draft, node))
 
 
-def _spell_qparams(draft: _Draft, node: Node) -> Data:
+def _describe_qparams(draft: _Draft, node: Node) -> Data:
     """Return the qparams of a quantize or dequantize node: numbers, or arrays along an axis."""
     scale, zero_point, axis = qparams_of(draft.model, node)
     if axis is None:
-        return spell_grid(grid_of(draft.model, node))
+        return describe_grid(grid_of(draft.model, node))
     low, high = ends_of(node)
     dtype: Any = node.args[-1]
     held = {
@@ -152,7 +152,7 @@ def _spell_qparams(draft: _Draft, node: Node) -> Data:
     return held | {"axis": axis, "low": low, "high": high, "dtype": name_of(dtype)}
 
 
-def spell_grid(grid: Grid) -> Data:
+def describe_grid(grid: Grid) -> Data:
     """Return a grid as data, with the plain name of its dtype."""
     dtype = {"quint8": "uint8", "qint8": "int8", "qint32": "int32"}.get(grid.dtype, grid.dtype)
     return {"scale": grid.scale, "zero_point": grid.zero_point, "low": grid.low, "high": grid.high, "dtype": dtype}
@@ -160,7 +160,7 @@ def spell_grid(grid: Grid) -> Data:
 
 def integer_dtype_of(grid: Grid) -> torch.dtype:
     """Return the plain dtype that holds a grid's integers."""
-    dtype = getattr(torch, spell_grid(grid)["dtype"])
+    dtype = getattr(torch, describe_grid(grid)["dtype"])
     assert isinstance(dtype, torch.dtype)
     return dtype
 
@@ -173,16 +173,20 @@ def name_of(dtype: torch.dtype) -> str:
 # -- modules ----------------------------------------------------------------------------------------------------------
 
 
-def _spell_module(draft: _Draft, name: str, path: str, module: nn.Module, args: Any, kwargs: Any) -> Data:
+def _describe_module(draft: _Draft, name: str, path: str, module: nn.Module, args: Any, kwargs: Any) -> Data:
     """Add a module's node, or those of the parts that a fused module runs one after the other."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         value: Data | None = None
         for key, part in module.named_children():
             operands = args if value is None else [value]
-            value = _spell_module(draft, f"{name}.{key}", f"{path}.{key}", part, operands, {})
+            value = _describe_module(draft, f"{name}.{key}", f"{path}.{key}", part, operands, {})
         return value if value is not None else args[0]
-    what: Data = {"args": args, **({"kwargs": kwargs} if kwargs else {}), "arguments": _spell_arguments(draft, module)}
-    tensors = dict(_spell_tensors(draft, path, module))
+    what: Data = {
+        "args": args,
+        **({"kwargs": kwargs} if kwargs else {}),
+        "arguments": _describe_arguments(draft, module),
+    }
+    tensors = dict(_describe_tensors(draft, path, module))
     return draft.add(name, _name_class(type(module)), **what, **({"tensors": tensors} if tensors else {}))
 
 
@@ -199,7 +203,7 @@ def _name_class(kind: type) -> str:
     return leaf_name(kind)
 
 
-def _spell_arguments(draft: _Draft, module: nn.Module) -> Data:
+def _describe_arguments(draft: _Draft, module: nn.Module) -> Data:
     """Return the plain attributes of a module: the arguments that it was made with."""
     holds = hasattr(module, "get_quantized_weight")
     return {
@@ -216,7 +220,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (*_PLAIN, torch.dtype))
 
 
-def _spell_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[tuple[str, Data]]:
+def _describe_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[tuple[str, Data]]:
     """Yield a module's tensors by name, quantized ones as integers with their qparams."""
     for prefix, part in module.named_modules():
         inside = f"{prefix}." if prefix else ""
@@ -225,9 +229,9 @@ def _spell_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[tupl
         for name, tensor in own:
             key = f"{path}.{inside}{name}"
             if holds and name == "weight":
-                yield f"{inside}{name}", _spell_weight(draft, key, part)
+                yield f"{inside}{name}", _describe_weight(draft, key, part)
             elif is_quantized_dtype(getattr(part, f"{name}_dtype", None)) and hasattr(part, f"{name}_scale"):
-                yield f"{inside}{name}", _spell_named_weight(draft, key, part, name, tensor)
+                yield f"{inside}{name}", _describe_named_weight(draft, key, part, name, tensor)
             elif not _is_qparam(part, name, holds):
                 yield f"{inside}{name}", draft.hold(key, tensor.detach())
 
@@ -237,14 +241,14 @@ def _is_qparam(part: nn.Module, name: str, holds: bool) -> bool:
     return (holds and name.startswith(_OF_A_WEIGHT)) or hasattr(part, f"{root}_qscheme")
 
 
-def _spell_weight(draft: _Draft, key: str, part: Any) -> Data:
+def _describe_weight(draft: _Draft, key: str, part: Any) -> Data:
     if not is_quantized_dtype(part.weight_dtype):
         return draft.hold(key, part.get_weight().detach())
     low, high = ends_of_weight(part)
     integers = _read_integers(part)
     axis = int(part.weight_axis) if part.weight_scale.numel() > 1 else None
     ends = (int(low), int(high))
-    return _spell_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
+    return _describe_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
 
 
 def _read_integers(part: Any) -> Tensor:
@@ -261,7 +265,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.int_repr() if tensor.is_quantized else tensor
 
 
-def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
+def _describe_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
     """Spell one of the weights of a recurrent module, which have qparams of their own."""
     scale, zero_point = (getattr(part, f"{name}_{which}") for which in ("scale", "zero_point"))
     dtype = getattr(part, f"{name}_dtype")
@@ -272,10 +276,10 @@ def _spell_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: T
         quantized = torch.quantize_per_channel(tensor.detach(), scale, zero_point, axis, dtype)
     ends = torch.iinfo(PLAIN_DTYPE[dtype])
     integers = _plain(quantized).to(PLAIN_DTYPE[dtype])
-    return _spell_held(draft, key, integers, (scale, zero_point), axis, (ends.min, ends.max))
+    return _describe_held(draft, key, integers, (scale, zero_point), axis, (ends.min, ends.max))
 
 
-def _spell_held(
+def _describe_held(
     draft: _Draft, key: str, integers: Tensor, qparams: tuple[Tensor, Tensor], axis: int | None, ends: tuple[int, int]
 ) -> Data:
     """Return integers with the qparams that give their reals."""

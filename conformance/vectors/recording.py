@@ -25,7 +25,7 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.remote.client import Ask, Remake, RemoteBackend
 from conformance.remote.description import Description, read_description
 from conformance.remote.executor import HeldModel
-from conformance.vectors.graph_data import GraphData, spell_model
+from conformance.vectors.graph_data import GraphData, describe_model
 from conformance.vectors.interval import Interval, interval_of
 from conformance.vectors.runs import RunsData, key_of
 from refimpl.invariants import is_dequantize
@@ -70,7 +70,7 @@ class RecordingBackend(RemoteBackend):
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> RecordedModel:
         """Note the model; equal models of a piece of work are one case."""
-        data = spell_model(reference_model)
+        data = describe_model(reference_model)
         name = name_case(self._work, data)
         case = self._cases.get(name)
         if case is None:

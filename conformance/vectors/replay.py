@@ -30,8 +30,8 @@ from conformance.remote.client import Ask, Remake, RemoteBackend, RemoteError
 from conformance.remote.description import Description, read_description
 from conformance.remote.executor import HeldModel
 from conformance.vectors.bundle import Bundle, BundleError
-from conformance.vectors.files import spell_json, unpack_arrays
-from conformance.vectors.graph_data import spell_model
+from conformance.vectors.files import format_json, unpack_arrays
+from conformance.vectors.graph_data import describe_model
 from conformance.vectors.outputs import HandedIn, Status
 from conformance.vectors.recording import name_case
 from conformance.vectors.runs import key_of, read_operand
@@ -66,9 +66,9 @@ class ReplayBackend(RemoteBackend):
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> ReplayedModel:
         """Find what was handed in for a model. Raises what the device answered in place of outputs."""
         bundle, outputs = self.source.find(self._work)
-        name = name_case(self._work, spell_model(reference_model))
+        name = name_case(self._work, describe_model(reference_model))
         if name not in bundle.cases:
-            raise NoAnswer(_explain_unknown(bundle, self._work))
+            raise NoAnswer(_format_unknown(bundle, self._work))
         try:
             case = bundle.read_case(name)
             bundle.check_file(case["inputs"])
@@ -146,7 +146,7 @@ def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Fault | None:
         if status.status != "done":
             continue  # a device may decline an input that the float model does not take either
         values = handed_in.read_outputs(number)
-        key = spell_json([run["inputs"], run["threads"]])
+        key = format_json([run["inputs"], run["threads"]])
         earlier, same = first.setdefault(key, (number, values))
         if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(values, same, strict=True)):
             text = f"runs {earlier} and {number} have the same inputs and other outputs"
@@ -174,7 +174,7 @@ def raise_unless_done(name: str, status: Status) -> None:
         raise error
 
 
-def _explain_unknown(bundle: Bundle, work: str) -> str:
+def _format_unknown(bundle: Bundle, work: str) -> str:
     if work not in bundle.cases.values():
         reason = bundle.manifest["left_out"].get(work, "it was exported with another selection")
         return f"the bundle has no case of this claim: {reason}"

@@ -21,12 +21,12 @@ from conformance.machine.child import Ending
 from conformance.machine.threads import run_with_threads
 from conformance.machine.workplace import KeptWorker, LostProcess
 from conformance.oracle.grids import Grid
-from conformance.remote.client import RemoteBackend, spell_trace
+from conformance.remote.client import RemoteBackend, format_trace
 from conformance.remote.description import read_description
 from conformance.remote.model_bytes import load_model
 from conformance.remote.worker import describe_backend, make_warm_workers
 from conformance.vectors.bundle import MANIFEST, key_of_output
-from conformance.vectors.files import Array, pack_arrays, read_json, remove, spell_json, unpack_arrays
+from conformance.vectors.files import Array, format_json, pack_arrays, read_json, remove, unpack_arrays
 from conformance.vectors.graph_data import as_array
 from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
 from conformance.vectors.runs import read_operand
@@ -98,7 +98,7 @@ def _run_case(device: Path, case: Mapping[str, Any], folder: Path, backend: Remo
         return
     if execution is not None:
         names = {name: list(getattr(execution, name)) for name in Execution.__dataclass_fields__}
-        (folder / EXECUTION).write_text(spell_json(names), encoding="utf-8")
+        (folder / EXECUTION).write_text(format_json(names), encoding="utf-8")
 
 
 def _run(lowered: Lowered, operands: list[Tensor], threads: int) -> Any:
@@ -107,8 +107,8 @@ def _run(lowered: Lowered, operands: list[Tensor], threads: int) -> Any:
 
 def _describe(error: Exception) -> dict[str, Any]:
     status = "refused" if isinstance(error, UnsupportedPattern) else "raised"
-    return {"status": status, "reason": str(error), "kind": type(error).__name__, "text": spell_trace(error)}
+    return {"status": status, "reason": str(error), "kind": type(error).__name__, "text": format_trace(error)}
 
 
 def _write(folder: Path, status: Mapping[str, Any]) -> None:
-    (folder / STATUS).write_text(spell_json(status), encoding="utf-8")
+    (folder / STATUS).write_text(format_json(status), encoding="utf-8")

@@ -26,7 +26,7 @@ from conformance.oracle.grids import NoOracleError, placeholder_grids
 from conformance.stages.bench import Bench
 from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
-from conformance.stages.float_ops import explain_float, list_quantized, read_name
+from conformance.stages.float_ops import format_float, list_quantized, read_name
 from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
 from conformance.stages.numerics import add_numbers
 from conformance.stages.reruns import REPETITION, compare_outputs
@@ -173,7 +173,7 @@ def judge_run(
         faults = [Fault(rule="NUM-03", verdict=Verdict.UNEXERCISED, message=f"no oracle: {error}")]
     told = {"execution": "none", "sureness": floating} if isinstance(floating, str) else {"execution": "reported"}
     if floating and not isinstance(floating, str):
-        floating = [explain_float(model, each) for each in floating]
+        floating = [format_float(model, each) for each in floating]
         text = f"runs in float: {'; '.join(floating)}"
         faults.append(Fault(rule="LOW-04", verdict=Verdict.FALLBACK, message=text, evidence={"float_ops": floating}))
     check = add_numbers(make_check(name, "numerics", faults, cases=len(comparisons) or None), comparisons)

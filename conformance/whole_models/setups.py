@@ -16,7 +16,7 @@ from torch import nn
 from backends.base import Capabilities
 from conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from conformance.claims.kinds import Kind
-from conformance.claims.qconfigs import describe_misfit, qconfig_for
+from conformance.claims.qconfigs import format_misfit, qconfig_for
 from refimpl import QConfig, QConfigMapping
 from refimpl.observers import is_quantized_dtype
 from refimpl.patterns import Leaf, is_match_all
@@ -87,7 +87,7 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
         root = next(leaf for leaf in claim.ops if not is_match_all(leaf))
         is_absent = isinstance(root, type) and root not in present
         is_better = rank is not None and not is_absent and (root not in chosen or rank < chosen[root][0])
-        if rank is not None and is_better and describe_misfit(claim) is None:
+        if rank is not None and is_better and format_misfit(claim) is None:
             chosen[root] = rank, claim
     best = sorted(chosen.values(), key=lambda ranked: ranked[0])
     weight = next((_qconfig_of(claim, setup).weight for _, claim in best if claim.scheme == setup.scheme), None)

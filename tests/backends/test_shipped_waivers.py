@@ -11,7 +11,7 @@ import pytest
 from backends.discovery import find_backend
 from conformance.claims.claim import enumerate_claims
 from conformance.machine.isa import LEVELS
-from conformance.run.findings import describe_missing, read_findings
+from conformance.run.findings import format_missing, read_findings
 from conformance.run.judging import BASELINES
 from conformance.run.waivers import Waivers, load_waivers
 from reports.baseline import Baseline, Deviation, read_baseline_file
@@ -41,7 +41,7 @@ def test_every_waiver_names_a_finding(engine: str, level: str) -> None:
     assert waivers and all(waiver.findings for waiver in waivers)
     texts = read_findings(waivers)
     assert all(f"\n## {text}\n" in f"{FINDINGS}\n" for text in texts.values()), "whole sections"
-    assert describe_missing(waivers, texts) == ""
+    assert format_missing(waivers, texts) == ""
 
 
 @cache

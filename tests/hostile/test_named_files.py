@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.device import CALLS, describe_lost_calls
+from conformance.run.device import CALLS, format_lost_calls
 from conformance.vectors.files import LOST_CALLS
 from reports.verdicts import Outcome
 from tests.conformance.support.suite_runs import Ran, run
@@ -54,7 +54,7 @@ def test_a_log_of_calls_that_a_device_wrote_to_is_a_note(tmp_path: Path, line: s
     for number, text in enumerate(('{"cases": ["a"], "code": 3}', line)):
         (tmp_path / CALLS / f"000{number}").mkdir(parents=True)
         (tmp_path / CALLS / f"000{number}" / LOST_CALLS).write_text(f"{text}\n")
-    told = describe_lost_calls(tmp_path)
+    told = format_lost_calls(tmp_path)
     assert told.startswith("1 calls of the command did not end with status 0 (3), of 1 cases")
     assert f"0001/{LOST_CALLS} has a line that is no call: {line[:60]!r}" in told
 
@@ -62,4 +62,4 @@ def test_a_log_of_calls_that_a_device_wrote_to_is_a_note(tmp_path: Path, line: s
 def test_a_pipe_in_the_place_of_the_log_is_a_note(tmp_path: Path) -> None:
     (tmp_path / CALLS / "0000").mkdir(parents=True)
     os.mkfifo(tmp_path / CALLS / "0000" / LOST_CALLS)
-    assert "is no regular file: not all calls are counted" in describe_lost_calls(tmp_path)
+    assert "is no regular file: not all calls are counted" in format_lost_calls(tmp_path)

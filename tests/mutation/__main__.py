@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     tasks = list(_make_tasks(mutants, options.profile or PROFILES, options.seeds))
     for number, run in enumerate(run_all(mutants, tasks, options.processes), 1):
         runs.append(run)
-        print(f"{number}/{len(tasks)} {_describe_run(run)}", file=sys.stderr, flush=True)
+        print(f"{number}/{len(tasks)} {_format_run(run)}", file=sys.stderr, flush=True)
     names = {run.mutant for run in runs}
     measured = tuple(mutant for mutant in MUTANTS if mutant.name in names)
     last = [run for run in runs if run.profile == runs[-1].profile and run.seed == 0]
@@ -85,7 +85,7 @@ def _make_tasks(mutants: Sequence[Mutant], profiles: Sequence[str], seeds: int) 
                 yield Task(mutant=mutant.name, profile=profile, seed=seed)
 
 
-def _describe_run(run: MutantRun) -> str:
+def _format_run(run: MutantRun) -> str:
     result = f"{run.lead.verdict.value} by {run.lead.rule}" if run.is_killed else "nothing found"
     counts = f"{len(run.failures)} of {run.units}, {run.seconds:.1f} s"
     return f"{run.profile} seed {run.seed} {run.mutant}: {result}, {counts}"

@@ -123,7 +123,7 @@ def tabulate_mutants(power: Power) -> list[list[str]]:
     rows = []
     for mutant in power.mutants:
         runs = [power.run_of(mutant, profile) for profile in power.profiles]
-        rows.append([mutant.group, mutant.name, *map(_verdict_of, runs), *_describe_run(mutant, runs[-1])])
+        rows.append([mutant.group, mutant.name, *map(_verdict_of, runs), *_format_run(mutant, runs[-1])])
     return rows
 
 
@@ -138,7 +138,7 @@ def _verdict_of(run: MutantRun | None) -> str:
     return run.lead.verdict.value if run.failures else "undecided" if run.open else "VERIFIED"
 
 
-def _describe_run(mutant: Mutant, run: MutantRun | None) -> list[str]:
+def _format_run(mutant: Mutant, run: MutantRun | None) -> list[str]:
     """Return the rules, the blame, the checks, and the numbers of failing units and comparisons."""
     if run is None or not run.failures:
         return ["", "" if mutant.is_honest else "survived", "", "", ""]

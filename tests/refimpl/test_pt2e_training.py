@@ -79,7 +79,7 @@ MODES: dict[str, tuple[nn.Module, list[ChangeKind]]] = {
 """A module, and what is named of it in QAT."""
 
 
-def spell_constants(program: Any) -> list[tuple[Any, ...]]:
+def describe_constants(program: Any) -> list[tuple[Any, ...]]:
     """Return each op that is read, with its numbers: torchao removes the others."""
     return [
         (str(node.target), *(value for value in node.args if isinstance(value, (int, float))))
@@ -96,9 +96,9 @@ def test_eval_and_train_change_the_constants_that_are_named(name: str) -> None:
     program = export(train(model), (torch.randn(2, 2, 4, 4),))
     assert [change.kind for change in find_changes(program, is_qat=True)] == kinds
     assert find_changes(program) == ()
-    before = spell_constants(program)
-    there = spell_constants(move_exported_model_to_eval(program))
-    back = spell_constants(move_exported_model_to_train(program))
+    before = describe_constants(program)
+    there = describe_constants(move_exported_model_to_eval(program))
+    back = describe_constants(move_exported_model_to_train(program))
     assert (back != before) == (ChangeKind.SWITCHED_TO_DEFAULTS in kinds)
     if kinds == [ChangeKind.LEFT_IN_TRAINING]:
         assert there == before
@@ -122,9 +122,9 @@ def test_a_norm_without_statistics_cannot_be_in_eval_mode() -> None:
 def test_prepare_qat_changes_the_constants_that_are_named(part: nn.Module) -> None:
     program = export(train(nn.Sequential(nn.Conv2d(2, 2, 1), part)), (torch.randn(2, 2, 4, 4),))
     kinds = [change.kind for change in find_changes(program, is_qat=True)]
-    before = [each for each in spell_constants(program) if "batch_norm" in each[0]]
+    before = [each for each in describe_constants(program) if "batch_norm" in each[0]]
     prepared = prepare_qat_pt2e(program, ComposableQuantizer([]))
-    changed = before != [each for each in spell_constants(prepared) if "batch_norm" in each[0]]
+    changed = before != [each for each in describe_constants(prepared) if "batch_norm" in each[0]]
     assert kinds == [ChangeKind.TRAINED_WITH_DEFAULTS] * changed
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental import _config as symbolic
 
-from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, explain_lack, has, list_left_out, read_release, refuse_unfit
+from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, format_lack, has, list_left_out, read_release, refuse_unfit
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torchs
 
@@ -121,16 +121,16 @@ def test_a_difference_may_end(version: str, expected: bool, monkeypatch: pytest.
 
 def test_a_lack_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
-    assert explain_lack("norm_bias") == (
+    assert format_lack("norm_bias") == (
         "torch 2.9.1+cu128 has no argument bias of batch, instance and group norms, which is there since 2.12: cases "
         "without a bias are left out"
     )
-    assert "since 2.13, until 2.14: ties" in explain_lack("adds_before_rounding")
+    assert "since 2.13, until 2.14: ties" in format_lack("adds_before_rounding")
 
 
 def test_what_the_suite_does_not_try_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.11.0")
-    assert list_left_out() == [explain_lack("norm_bias")]
+    assert list_left_out() == [format_lack("norm_bias")]
     monkeypatch.setattr(torch, "__version__", "2.12.0")
     assert list_left_out() == []
 

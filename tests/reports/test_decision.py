@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.compare import render_board
-from reports.decision import describe_no_failure, list_untried, spell_decision, spell_share
+from reports.decision import format_decision, format_no_failure, format_share, list_untried
 from reports.digest import verdict_line
 from reports.html import build_report, render_html
 from reports.markdown import markdown
@@ -62,15 +62,15 @@ def stopped(runs: Any, count: int) -> Results:
 def test_the_decision_says_why_and_how_much_is_verified(
     runs: Any, made: Any, verdicts: str, header: Any, text: str
 ) -> None:
-    assert spell_decision(run_of(runs, made, verdicts, **header)) == text
+    assert format_decision(run_of(runs, made, verdicts, **header)) == text
 
 
 def test_a_run_that_stopped_says_how_far_it_came(runs: Any) -> None:
     results = stopped(runs, 4)
     told = "INCOMPLETE because the run stopped after 1 of 4 claims; 1 of 4 claims verified (25 %)"
-    assert spell_decision(results) == told
+    assert format_decision(results) == told
     assert "3 claims that the run did not reach" in list_untried(results)
-    assert describe_no_failure(results) == "No claim that was judged fails; not all were reached."
+    assert format_no_failure(results) == "No claim that was judged fails; not all were reached."
     assert "3 claims of 4 were never reached" in Page(render_html(results)).text
 
 
@@ -79,7 +79,7 @@ def test_every_report_has_the_decision_and_a_pass_with_waivers_is_not_green(
     runs: Any, made: Any, verdicts: str
 ) -> None:
     results = run_of(runs, made, verdicts)
-    text, by_leave = spell_decision(results), "refuted" in verdicts
+    text, by_leave = format_decision(results), "refuted" in verdicts
     html, board = render_html(results), render_board([results])
     assert text in Page(html).text.partition("What the verdicts mean")[0]
     assert verdict_line(results) == f"qnnpack: {text}"
@@ -109,7 +109,7 @@ def test_unexercised_claims_are_listed_waived_or_not(runs: Any, made: Any) -> No
     ],
 )
 def test_no_run_that_fails_says_that_no_claim_fails(runs: Any, made: Any, verdicts: str, text: str) -> None:
-    assert describe_no_failure(run_of(runs, made, verdicts)) == text
+    assert format_no_failure(run_of(runs, made, verdicts)) == text
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_each_verdict_is_explained_in_place(runs: Any, made: Any) -> None:
     [(0, 0, "-"), (0, 9, "0 %"), (1, 1000, "1 %"), (999, 1000, "99 %"), (9, 9, "100 %"), (491, 853, "58 %")],
 )
 def test_a_share_is_all_or_nothing_only_if_it_is(part: int, whole: int, text: str) -> None:
-    assert spell_share(part, whole) == text
+    assert format_share(part, whole) == text
 
 
 def test_the_bound_is_shown_whole(runs: Any) -> None:

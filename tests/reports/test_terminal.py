@@ -8,7 +8,7 @@ import pytest
 
 from reports.__main__ import main
 from reports.terminal import summary
-from reports.text import spell_lsb
+from reports.text import format_lsb
 
 
 def test_the_distance_from_float_of_models_that_were_handed_in_is_said_the_farthest_first(runs: Any, made: Any) -> None:
@@ -58,7 +58,7 @@ def test_an_empty_run_has_a_summary(runs: Any) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.5006, "0.5006"), (255.0, "255"), (3, "3"), ("inf", "inf")])
 def test_distances_are_short(value: Any, text: str) -> None:
-    assert spell_lsb(value) == text
+    assert format_lsb(value) == text
 
 
 # python -m reports render

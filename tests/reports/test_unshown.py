@@ -99,5 +99,5 @@ def test_a_certificate_from_which_the_words_are_taken_does_not_hold(runs: Any, m
 
 def test_results_from_before_say_nothing_of_it(runs: Any) -> None:
     results = runs.results([runs.claim()])
-    assert results.describe_execution() == "" and results.execution_counts == {}
+    assert results.format_execution() == "" and results.execution_counts == {}
     assert "xecution" not in summary(results, "out.html")

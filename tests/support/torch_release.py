@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from refimpl.releases import explain_lack, has
+from refimpl.releases import format_lack, has
 
 
 def need(name: str) -> None:
     """Skip the test that calls this, with the reason, if the torch that runs lacks what the row names."""
     if not has(name):
-        pytest.skip(explain_lack(name))
+        pytest.skip(format_lack(name))

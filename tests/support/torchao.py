@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 
-def _describe_absence() -> str:
+def _format_absence() -> str:
     try:
         import_module("torchao.quantization.pt2e.quantize_pt2e")
     except (ImportError, AttributeError) as error:  # what a torch before 2.10 lacks
@@ -15,7 +15,7 @@ def _describe_absence() -> str:
     return ""
 
 
-ABSENCE = _describe_absence()
+ABSENCE = _format_absence()
 """Why torchao cannot be used; "" if it can be."""
 needs_torchao = pytest.mark.skipif(bool(ABSENCE), reason=ABSENCE)
 

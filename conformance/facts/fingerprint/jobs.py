@@ -91,7 +91,7 @@ def _find_claimed(op: Op, config: BackendConfig) -> list[tuple[Any, DTypeConfig]
 def fingerprint(op: Op, site: Site) -> dict[str, str]:
     """Measure the properties of an op, each a short text; ``not determined: reason`` where a probe cannot tell."""
     try:
-        values = {"runs": site.describe_execution(op.example(site))}
+        values = {"runs": site.format_execution(op.example(site))}
         rounding = op.rounding(site)
     except Unmeasured as error:
         return {"not determined": str(error)}

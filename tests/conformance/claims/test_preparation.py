@@ -17,7 +17,7 @@ from backends.base import Capabilities, Representation
 from backends.reference import ReferenceBackend
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.preparation import Preparation
-from conformance.claims.qconfigs import describe_misfit, qconfig_for, wide_qconfig_for
+from conformance.claims.qconfigs import format_misfit, qconfig_for, wide_qconfig_for
 from conformance.pipeline.claim_run import ClaimRun, run_claim
 from conformance.run.options import ROOT
 from conformance.stages.bench import Bench
@@ -248,9 +248,9 @@ def test_a_vendor_without_such_an_observer_has_the_suites_and_its_own_weights() 
 def test_a_vendor_whose_observers_are_all_of_fixed_qparams_leaves_the_input_to_the_flow() -> None:
     claim, config = fixed_claim("operator.add", ONE_GRID.observer())
     assert type(wide_qconfig_for(claim, config).activation()) is OwnFixedObserver
-    assert describe_misfit(claim) is None
+    assert format_misfit(claim) is None
     signed = MinMaxObserver.with_args(dtype=torch.qint8)
-    assert describe_misfit(fixed_claim("operator.add", signed)[0]) == (
+    assert format_misfit(fixed_claim("operator.add", signed)[0]) == (
         "no QConfig of Backend.qconfigs() measures values of torch.quint8 from 0 to 255"
     )
 

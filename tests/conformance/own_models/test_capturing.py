@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from conformance.claims.inputs import draw_calibration_inputs
-from conformance.own_models.capturing import capture, spell_mapping
+from conformance.own_models.capturing import capture, translate_mapping
 from conformance.own_models.given import GivenModel, ModelSpecError
 from conformance.whole_models.architectures import ARCHITECTURES
 from refimpl import (
@@ -239,7 +239,7 @@ def test_keys_of_a_mapping_hold_for_functions_in_the_modules_that_call_them(key:
     getattr(mapping, f"set_{key[0]}")(*key[1:])
     found = captured(model, x)
     own = prepare_fx(copy.deepcopy(model), mapping, (x,), backend_config=CONFIG)
-    other = prepare_fx(found, spell_mapping(found, mapping), (x,), backend_config=CONFIG)
+    other = prepare_fx(found, translate_mapping(found, mapping), (x,), backend_config=CONFIG)
     expected, decided = (
         [(each.pattern, each.is_quantized) for each in explain(prepared).plan.decisions] for prepared in (own, other)
     )

@@ -29,7 +29,7 @@ from conformance.machine.fault import FaultFound
 from conformance.machine.frames import Frame, NoAnswer
 from conformance.machine.workplace import LostProcess
 from conformance.remote import client
-from conformance.remote.client import RemoteModel, spell_trace
+from conformance.remote.client import RemoteModel, format_trace
 from conformance.remote.description import DescriptionError, read_description
 from conformance.remote.executor import HeldModel
 from conformance.remote.worker import describe_backend, make_warm_workers, make_worker
@@ -96,7 +96,7 @@ def test_what_the_backend_raises_is_raised_here(remote: Make) -> None:
     backend = remote("Raises")
     with pytest.raises(Exception, match=r"^no such kernel$") as caught:
         backend.lower(MODEL, (INPUT,))
-    assert type(caught.value).__name__ == "DeviceError" and "vendor.py" in spell_trace(caught.value)
+    assert type(caught.value).__name__ == "DeviceError" and "vendor.py" in format_trace(caught.value)
     with pytest.raises(UnsupportedPattern, match="two inputs"):
         backend.lower(MODEL, (INPUT, INPUT))
 

@@ -10,7 +10,7 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.reproducers.spelling import NoScriptError, check_importable, spell_own_constructor, spell_pattern
+from conformance.reproducers.spelling import NoScriptError, check_importable, format_own_constructor, format_pattern
 from conformance.stages.fuse import FUSES_NOTHING
 from refimpl.fuse import trace_and_fuse
 from tests.conformance.support.planning import claim_on, planned
@@ -56,7 +56,7 @@ class Changed(Scaled):
 
 def spelled(pattern: str, variant: str) -> str:
     case = next(each for each in planned(claim_on(pattern)) if each.variant == variant)
-    return spell_pattern(trace_and_fuse(case.build(), FUSES_NOTHING))
+    return format_pattern(trace_and_fuse(case.build(), FUSES_NOTHING))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_case_is_written_as_python(pattern: str, variant: str, said: str) -> N
 def test_what_is_written_builds_the_same_op() -> None:
     """For each case of a convolution: the expression makes a module of the same class with the same geometry."""
     for case in planned(claim_on("nn.Conv2d")):
-        text = spell_pattern(trace_and_fuse(case.build(), FUSES_NOTHING))
+        text = format_pattern(trace_and_fuse(case.build(), FUSES_NOTHING))
         made: Any = eval(text.removesuffix("(x)"), {"nn": nn})
         model: Any = next(each for each in case.build().modules() if isinstance(each, nn.Conv2d))
         assert repr(made) == repr(model), case.name
@@ -96,7 +96,7 @@ def test_what_is_written_builds_the_same_op() -> None:
     ],
 )
 def test_an_own_module_is_written_only_if_its_constructor_makes_it_again(module: nn.Module, said: str | None) -> None:
-    found = spell_own_constructor(module)
+    found = format_own_constructor(module)
     assert found == (None if said is None else f"{__name__}.{said}")
 
 
@@ -104,9 +104,9 @@ def test_a_module_that_was_changed_after_its_constructor_is_not_written_by_it() 
     changed, replaced = Changed(3), Scaled(3)
     changed.mode = "fast"  # type: ignore[assignment]
     replaced.weight = nn.Parameter(torch.ones(4))
-    assert spell_own_constructor(changed) is None
-    assert spell_own_constructor(replaced) is None
-    assert spell_own_constructor(Scaled(3)) is not None
+    assert format_own_constructor(changed) is None
+    assert format_own_constructor(replaced) is None
+    assert format_own_constructor(Scaled(3)) is not None
 
 
 def test_what_no_script_can_import_is_told() -> None:
@@ -129,4 +129,4 @@ def test_a_norm_and_functions_are_nested_in_their_order() -> None:
             return F.relu(self.layer(x).mul(2.0))
 
     model = trace_and_fuse(Model().eval(), FUSES_NOTHING)
-    assert spell_pattern(model) == "F.relu(nni.BNReLU2d(nn.BatchNorm2d(4, eps=0.5), nn.ReLU())(x).mul(2.0))"
+    assert format_pattern(model) == "F.relu(nni.BNReLU2d(nn.BatchNorm2d(4, eps=0.5), nn.ReLU())(x).mul(2.0))"

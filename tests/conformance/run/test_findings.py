@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Backend
-from conformance.run.findings import describe_missing, read_findings
+from conformance.run.findings import format_missing, read_findings
 from conformance.run.opening import open_run
 from conformance.run.waivers import WaiverEntry, WaiverError, load_waivers
 from reports.findings import LONGEST_FINDING
@@ -76,9 +76,9 @@ def test_a_file_that_is_not_there_leaves_the_name_and_a_note(tmp_path: Path) -> 
     waivers = entries(tmp_path, "../errata.md#why", *(f"none{number}.md#1" for number in range(7)))
     texts = read_findings(waivers)
     assert list(texts) == ["../errata.md#why"]
-    told = describe_missing(waivers, texts)
+    told = format_missing(waivers, texts)
     assert told.startswith("the report lacks the texts of findings whose files are not here: none0.md#1, none1.md#1, ")
-    assert told.endswith(" and 2 more") and describe_missing(waivers[:0], texts) == ""
+    assert told.endswith(" and 2 more") and format_missing(waivers[:0], texts) == ""
 
 
 @pytest.mark.parametrize(

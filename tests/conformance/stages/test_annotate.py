@@ -21,7 +21,7 @@ from backends.exporting import owner_of
 from conformance.annotations import asking
 from conformance.annotations.probe import Probe, Prober
 from conformance.annotations.programs import make_program
-from conformance.annotations.spelling import SpellingError, read_places, spell_places
+from conformance.annotations.spelling import SpellingError, describe_places, read_places
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims_of.candidates import copy_entry, list_entries
 from conformance.machine.fault import Fault, FaultFound
@@ -196,7 +196,7 @@ def test_readings_survive_the_way_to_the_judge() -> None:
     spec = weighted(bias=derived_bias)
     probe = Probe(pattern=nn.Linear(4, 3), inputs=(torch.randn(2, 4),), activations=(0,))
     found = Prober(ByTarget({aten.linear.default: spec}), is_qat=False).probe({"a linear layer": probe})
-    again = read_places(json.loads(json.dumps(spell_places(found))))
+    again = read_places(json.loads(json.dumps(describe_places(found))))
     sent, got = found["a linear layer"].alone.reading, again["a linear layer"].alone.reading
     assert sent is not None and got is not None
     assert (got.inputs[0], got.outputs[0]) != (None, None)

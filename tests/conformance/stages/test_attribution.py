@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from conformance.oracle.grids import Grid
-from conformance.stages.attribution import CAUSES, attribute, describe_worst
+from conformance.stages.attribution import CAUSES, attribute, format_worst
 
 GRID = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
 NARROW = Grid(scale=0.25, zero_point=0, low=-127, high=127, dtype="qint8")
@@ -51,7 +51,7 @@ def slacks(**values: float) -> dict[str, Tensor]:
 )
 def test_one_difference(exact: float, found: int, kind: str) -> None:
     assert attribute(doubles(exact), doubles(found), GRID, slacks(**BY_CAUSE)) == {kind: 1}
-    assert describe_worst(doubles(exact), doubles(found), GRID, slacks(**BY_CAUSE)).startswith(
+    assert format_worst(doubles(exact), doubles(found), GRID, slacks(**BY_CAUSE)).startswith(
         f"{kind}: at [0] found {found}, "
     )
 
@@ -59,7 +59,7 @@ def test_one_difference(exact: float, found: int, kind: str) -> None:
 @pytest.mark.parametrize(("exact", "found"), [(12.5, 12), (13.5, 14), (12.4, 12), (300.0, 255), (-3.0, 0)])
 def test_what_is_rounded_half_to_even_does_not_differ(exact: float, found: int) -> None:
     assert attribute(doubles(exact), doubles(found), GRID, {}) == {}
-    assert describe_worst(doubles(exact), doubles(found), GRID, {}) == ""
+    assert format_worst(doubles(exact), doubles(found), GRID, {}) == ""
 
 
 def test_a_narrow_range_is_left_where_the_dtype_would_allow_it() -> None:
@@ -74,7 +74,7 @@ def test_counts_are_over_all_elements_and_parts_are_per_element() -> None:
     slack = {"accumulation": doubles(0.0, 0.0, 0.3, 0.1, 0.0, 0.0).reshape(3, 2)}
     counts = attribute(exact, found, GRID, slack)
     assert counts == {"exact tie": 1, "accumulation in float32": 1, "off by one, not explained": 1, "wrong": 1}
-    assert describe_worst(exact, found, GRID, slack) == "wrong: at [2, 1] found 9, exact 7: distance 2, allowed 0.5"
+    assert format_worst(exact, found, GRID, slack) == "wrong: at [2, 1] found 9, exact 7: distance 2, allowed 0.5"
 
 
 def test_the_cheapest_explanation_comes_first_whatever_the_order_given() -> None:
@@ -87,11 +87,9 @@ def test_the_cheapest_explanation_comes_first_whatever_the_order_given() -> None
 def test_the_worst_is_the_one_furthest_beyond_its_own_bound() -> None:
     exact, found = doubles(10.25, 20.45), doubles(11, 21)
     slack = {"bias": doubles(0.3, 0.0)}
-    assert describe_worst(exact, found, GRID, slack).startswith(
-        "off by one, not explained: at [1] found 21, exact 20.45"
-    )
+    assert format_worst(exact, found, GRID, slack).startswith("off by one, not explained: at [1] found 21, exact 20.45")
 
 
 def test_no_elements() -> None:
     assert attribute(doubles(), doubles(), GRID, {}) == {}
-    assert describe_worst(doubles(), doubles(), GRID, {}) == ""
+    assert format_worst(doubles(), doubles(), GRID, {}) == ""

@@ -16,7 +16,7 @@ from conformance.claims.claim import Claim, enumerate_claims
 from conformance.machine.messages import Begin, Trace
 from conformance.pipeline.claim_run import run_claim
 from conformance.stages.bench import Bench
-from conformance.stages.evidence import PROBE, explain_blindness, gather_evidence, needs_probe
+from conformance.stages.evidence import PROBE, format_blindness, gather_evidence, needs_probe
 from conformance.stages.execution import Reports
 from conformance.stages.long_sums import WIDTH
 from reports.schema import Check
@@ -108,7 +108,7 @@ BLIND = {
 @pytest.mark.parametrize("pattern", BLIND)
 def test_where_numbers_cannot_tell_the_reason_is_said_and_nothing_is_run(pattern: str) -> None:
     bench, claim = bench_of(SilentFloats()), reference_claim(pattern)
-    assert BLIND[pattern] in explain_blindness(bench, claim)
+    assert BLIND[pattern] in format_blindness(bench, claim)
     assert not needs_probe(bench, claim, NOT_TOLD)
     evidence = gather_evidence(bench, claim, NOT_TOLD)
     assert evidence.kind == "none" and BLIND[pattern] in evidence.text
@@ -116,7 +116,7 @@ def test_where_numbers_cannot_tell_the_reason_is_said_and_nothing_is_run(pattern
 
 @pytest.mark.parametrize("kind", ["dynamic:in=quint8", "dynamic:in=float16"])
 def test_numbers_cannot_tell_of_claims_with_float_results(kind: str) -> None:
-    assert "rounding of float32 is right" in explain_blindness(
+    assert "rounding of float32 is right" in format_blindness(
         bench_of(SilentFloats()), reference_claim("nn.Linear", kind)
     )
 

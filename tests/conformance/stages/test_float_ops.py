@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from conformance.stages.float_ops import explain_float
+from conformance.stages.float_ops import format_float
 
 
 def reference_of(*steps: Any) -> GraphModule:
@@ -66,7 +66,7 @@ FUSED: Any = nni.ConvBn2d
 )  # fmt: skip
 def test_a_report_is_told_in_words_of_the_flow(steps: tuple[Any, ...], report: str, said: str) -> None:
     """Before, a reader saw ``op0``."""
-    assert explain_float(reference_of(*steps), report) == said
+    assert format_float(reference_of(*steps), report) == said
 
 
 def test_a_method_and_a_builtin_are_named_as_patterns_name_them() -> None:
@@ -74,5 +74,5 @@ def test_a_method_and_a_builtin_are_named_as_patterns_name_them() -> None:
         return torch.add(x.view(2, 3), 1.0)
 
     model = symbolic_trace(forward)
-    assert explain_float(model, "view: x") == ".view at view: x"
-    assert explain_float(model, "add: x") == "torch.add at add: x"
+    assert format_float(model, "view: x") == ".view at view: x"
+    assert format_float(model, "add: x") == "torch.add at add: x"

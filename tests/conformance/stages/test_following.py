@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from conformance.stages.following import Divergence, find_difference
-from conformance.stages.meaning import describe_difference, in_float64, run_in_float64
+from conformance.stages.meaning import format_difference, in_float64, run_in_float64
 from conformance.whole_models.architectures import settle
 from refimpl import fuse_fx
 
@@ -129,7 +129,7 @@ def test_roundings_that_flip_what_comes_after_are_no_difference() -> None:
     """Some of the products are nearly ties: another bit of a folded weight, and the results are a step apart."""
     x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     model, fused = made(flips), fuse_fx(made(flips))
-    assert describe_difference(model, fused, (x,)), "the outputs alone would not tell"
+    assert format_difference(model, fused, (x,)), "the outputs alone would not tell"
     assert find_difference(model, fused, (x,)) is None
 
 
@@ -144,7 +144,7 @@ def test_large_terms_that_cancel_round_by_their_size() -> None:
         return nn.Sequential(conv, norm).eval()
 
     x = torch.tensor([700.0, 1100.0]).view(1, 2, 1, 1) + torch.randn(1, 2, 8, 8) * 2.0**-10
-    assert describe_difference(layers(), fuse_fx(layers()), (x,)), "the outputs alone would not tell"
+    assert format_difference(layers(), fuse_fx(layers()), (x,)), "the outputs alone would not tell"
     assert find_difference(layers(), fuse_fx(layers()), (x,)) is None
 
 
@@ -169,7 +169,7 @@ def test_what_does_not_run_is_a_difference_and_names_the_node() -> None:
 
 def test_another_number_of_outputs_and_another_shape_are_differences() -> None:
     two = symbolic_trace(made(lambda net, x: (net.a(x), x)))
-    assert "the number of its outputs: 2 for 1" in describe_difference(made(lambda net, x: net.a(x)), two, (X,))
+    assert "the number of its outputs: 2 for 1" in format_difference(made(lambda net, x: net.a(x)), two, (X,))
     flat = symbolic_trace(made(lambda net, x: net.a(x).flatten()))
     difference = found(made(lambda net, x: net.a(x)), flat)
     assert difference.node == "flatten" and "of shape (200,), not (2, 4, 5, 5)" in difference.text
@@ -191,7 +191,7 @@ def test_a_value_that_is_not_finite_in_one_is_a_difference(value: float) -> None
     norm: Any = derived.norm_b
     norm.bias.data[0] = value
     assert found(made(), derived).node == "norm_b"
-    assert describe_difference(made(), derived, (X,))
+    assert format_difference(made(), derived, (X,))
 
 
 def test_values_that_are_not_finite_in_both_are_equal() -> None:
@@ -221,7 +221,7 @@ def test_a_model_that_writes_to_its_buffers_runs_from_the_same_state() -> None:
     model, derived = made(counts), symbolic_trace(made(counts))
     kept = copy.deepcopy(model.state_dict())
     assert find_difference(model, derived, (X,)) is None
-    assert describe_difference(model, derived, (X,)) == ""
+    assert format_difference(model, derived, (X,)) == ""
     assert all(torch.equal(kept[name], value) for name, value in model.state_dict().items())
 
 
