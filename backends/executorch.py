@@ -38,13 +38,36 @@ TABLE: Table = {
     **dict.fromkeys(("binary", "cat", "share qparams"), (S8,)),
 }
 PATTERNS = (
-    "nn.Conv[12]d*", "torch.conv[12]d*", "nni.ConvReLU[12]d", "nnqat.Conv[12]d", "nniqat.ConvReLU[12]d",
-    "nn.ConvTranspose[12]d*", "torch.conv_transpose[12]d*",
-    "nn.Linear*", "nni.LinearReLU", "nnqat.Linear", "nniqat.LinearReLU", "F.linear*",
-    "operator.add*", "operator.mul", "torch.add*", "torch.mul", "torch.cat",
-    "nn.ReLU", "nn.ReLU6", "nn.Hardtanh", "F.relu*", "F.hardtanh*", ".relu*", "torch.clamp", ".clamp",
-    "nn.MaxPool2d", "F.max_pool2d", ".permute", "*.transpose",
-)  # fmt: skip
+    "nn.Conv[12]d*",
+    "torch.conv[12]d*",
+    "nni.ConvReLU[12]d",
+    "nnqat.Conv[12]d",
+    "nniqat.ConvReLU[12]d",
+    "nn.ConvTranspose[12]d*",
+    "torch.conv_transpose[12]d*",
+    "nn.Linear*",
+    "nni.LinearReLU",
+    "nnqat.Linear",
+    "nniqat.LinearReLU",
+    "F.linear*",
+    "operator.add*",
+    "operator.mul",
+    "torch.add*",
+    "torch.mul",
+    "torch.cat",
+    "nn.ReLU",
+    "nn.ReLU6",
+    "nn.Hardtanh",
+    "F.relu*",
+    "F.hardtanh*",
+    ".relu*",
+    "torch.clamp",
+    ".clamp",
+    "nn.MaxPool2d",
+    "F.max_pool2d",
+    ".permute",
+    "*.transpose",
+)
 LIMITS = SHARED_LIMITS | {op: {"ceil_mode": (False,)} for op in ("nn.MaxPool2d", "F.max_pool2d")}
 """XNNPACK takes a last window that goes beyond the end only if no axis is dynamic."""
 ROWS = 64

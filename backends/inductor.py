@@ -37,12 +37,31 @@ TABLE: Table = {
     **dict.fromkeys(("binary", "cat", "default", "fixed qparams", "share qparams"), (U8,)),
 }
 PATTERNS = (
-    "nn.Conv[12]d*", "torch.conv[12]d*", "nni.Conv*[12]d", "nnqat.Conv[12]d", "nniqat.Conv*[12]d",
-    "*.Linear*", "F.linear*", "nn.MaxPool[23]d", "F.max_pool[23]d", "torch.cat", "torch.flatten",
-    "operator.add*", "operator.mul*", "torch.add*", "torch.mul*",
-    "nn.ELU", "nn.Hardswish", "nn.LeakyReLU", "nn.Sigmoid", "nn.Tanh", "nn.Softmax", "nn.ReLU", "nn.ReLU6",
+    "nn.Conv[12]d*",
+    "torch.conv[12]d*",
+    "nni.Conv*[12]d",
+    "nnqat.Conv[12]d",
+    "nniqat.Conv*[12]d",
+    "*.Linear*",
+    "F.linear*",
+    "nn.MaxPool[23]d",
+    "F.max_pool[23]d",
+    "torch.cat",
+    "torch.flatten",
+    "operator.add*",
+    "operator.mul*",
+    "torch.add*",
+    "torch.mul*",
+    "nn.ELU",
+    "nn.Hardswish",
+    "nn.LeakyReLU",
+    "nn.Sigmoid",
+    "nn.Tanh",
+    "nn.Softmax",
+    "nn.ReLU",
+    "nn.ReLU6",
     "nn.AvgPool2d",
-)  # fmt: skip
+)
 _CONVS = ("nn.Conv1d", "nn.Conv2d", "torch.conv1d", "torch.conv2d")
 LIMITS = exporting.LIMITS | {op: exporting.LIMITS[op] | {"_uneven": (False,)} for op in _CONVS}
 """If one end is padded more than the other, torch pads before the call, in float."""

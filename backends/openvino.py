@@ -21,11 +21,26 @@ TABLE: Table = {
     **dict.fromkeys(("binary", "share qparams"), (U8,)),
 }
 PATTERNS = (
-    "nn.Conv?d*", "torch.conv?d*", "nni.Conv*", "nnqat.Conv*", "nniqat.Conv*",
-    "*.Linear*", "F.linear*", "operator.add*", "torch.add*",
-    "nn.MaxPool?d", "F.max_pool?d", "nn.AvgPool?d", "*.avg_pool?d",
-    "torch.flatten", "*.*squeeze*", "*.transpose", ".permute", ".reshape", ".view",
-)  # fmt: skip
+    "nn.Conv?d*",
+    "torch.conv?d*",
+    "nni.Conv*",
+    "nnqat.Conv*",
+    "nniqat.Conv*",
+    "*.Linear*",
+    "F.linear*",
+    "operator.add*",
+    "torch.add*",
+    "nn.MaxPool?d",
+    "F.max_pool?d",
+    "nn.AvgPool?d",
+    "*.avg_pool?d",
+    "torch.flatten",
+    "*.*squeeze*",
+    "*.transpose",
+    ".permute",
+    ".reshape",
+    ".view",
+)
 SETTINGS = {
     "INFERENCE_PRECISION_HINT": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,

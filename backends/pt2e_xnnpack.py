@@ -56,9 +56,13 @@ def make_dynamic_qat() -> Any:
 
 
 _TRANSPOSED = (
-    "nn.ConvTranspose1d", "nn.ConvTranspose2d", "nn.ConvTranspose3d",
-    "torch.conv_transpose1d", "torch.conv_transpose2d", "torch.conv_transpose3d",
-)  # fmt: skip
+    "nn.ConvTranspose1d",
+    "nn.ConvTranspose2d",
+    "nn.ConvTranspose3d",
+    "torch.conv_transpose1d",
+    "torch.conv_transpose2d",
+    "torch.conv_transpose3d",
+)
 
 
 class Pt2eXnnpackBackend(ExecuTorchBackend):

@@ -128,9 +128,13 @@ class _Rewriting:
         arguments: tuple[Any, ...] = tuple(held)
         scale, zero_point, *axis, low, high, dtype = arguments
         qparams = QParams(
-            scale=torch.as_tensor(scale), zero_point=torch.as_tensor(zero_point), axis=axis[0] if axis else None,
-            dtype=self._find_dtype(value, dtype), quant_min=low, quant_max=high,
-        )  # fmt: skip
+            scale=torch.as_tensor(scale),
+            zero_point=torch.as_tensor(zero_point),
+            axis=axis[0] if axis else None,
+            dtype=self._find_dtype(value, dtype),
+            quant_min=low,
+            quant_max=high,
+        )
         source = self.values[value]
         if value.op == "get_attr" and qparams.dtype in QuantizedTensors.dtypes:
             source = self._place_weight(node, arguments, qparams)
@@ -167,10 +171,13 @@ class _Rewriting:
         is_whole = any(map(asks_whole_range, self._observers_of(node)))
         is_symmetric = scale.all_input_nodes[0].target is OPS.choose_qparams_symmetric.tensor
         observer = PlaceholderObserver(
-            self._find_dtype(value, dtype), quant_min=low, quant_max=high, is_dynamic=True,
+            self._find_dtype(value, dtype),
+            quant_min=low,
+            quant_max=high,
+            is_dynamic=True,
             qscheme=torch.per_tensor_symmetric if is_symmetric else torch.per_tensor_affine,
             reduce_range=False if is_whole else None,
-        )  # fmt: skip
+        )
         return self.emitter.write_dynamic(self.values[value], observer)
 
     def _write_cast(self, node: Node) -> tuple[Node, Node]:

@@ -11,11 +11,18 @@ from torch import Tensor, nn
 
 # expansion kernel, channels inside, channels out, squeeze-excite, hardswish, stride: MobileNetV3-Small
 _MOBILE_ROWS = (
-    (3, 16, 16, True, False, 2), (3, 72, 24, False, False, 2), (3, 88, 24, False, False, 1),
-    (5, 96, 40, True, True, 2), (5, 240, 40, True, True, 1), (5, 240, 40, True, True, 1),
-    (5, 120, 48, True, True, 1), (5, 144, 48, True, True, 1), (5, 288, 96, True, True, 2),
-    (5, 576, 96, True, True, 1), (5, 576, 96, True, True, 1),
-)  # fmt: skip
+    (3, 16, 16, True, False, 2),
+    (3, 72, 24, False, False, 2),
+    (3, 88, 24, False, False, 1),
+    (5, 96, 40, True, True, 2),
+    (5, 240, 40, True, True, 1),
+    (5, 240, 40, True, True, 1),
+    (5, 120, 48, True, True, 1),
+    (5, 144, 48, True, True, 1),
+    (5, 288, 96, True, True, 2),
+    (5, 576, 96, True, True, 1),
+    (5, 576, 96, True, True, 1),
+)
 
 
 def _conv_bn(into: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -42,9 +49,12 @@ class SqueezeExcite(nn.Module):
         super().__init__()
         inner = max(8, channels // 4 // 8 * 8)
         self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, inner, 1), nn.ReLU(), nn.Conv2d(inner, channels, 1),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, inner, 1),
+            nn.ReLU(),
+            nn.Conv2d(inner, channels, 1),
             nn.Hardsigmoid(),
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor) -> Any:
         return self.gate(x) * x

@@ -41,8 +41,9 @@ def theirs() -> tuple[int, float]:
     with tempfile.TemporaryDirectory() as folder:
         options = ("-m", f"flow_{FLOW}", "-q", "-p", "no:cacheprovider", f"--rootdir={Path(found.origin).parent}")
         started = time.perf_counter()
-        done = subprocess.run((sys.executable, "-m", "pytest", *files, *options), cwd=folder, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            (sys.executable, "-m", "pytest", *files, *options), cwd=folder, capture_output=True, text=True, check=False
+        )
         seconds = time.perf_counter() - started
     last = done.stdout.strip().splitlines()[-1]
     ran = sum(int(number) for number in re.findall(r"(\d+) (?:passed|failed)", last))

@@ -82,8 +82,9 @@ def table_of(outcomes: Mapping[str, Mapping[str, str]]) -> str:
     scripts = {path.stem for path in list_scripts()}
     lines = [
         [number, engine, claimed, *(SYMBOLS[outcomes[release][script]] for release in releases)]
-        for number, engine, claimed, script in rows if script in scripts
-    ]  # fmt: skip
+        for number, engine, claimed, script in rows
+        if script in scripts
+    ]
     return tabulate(lines, ["#", "engine", "what does not hold", *releases], tablefmt="github", disable_numparse=True)
 
 

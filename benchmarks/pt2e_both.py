@@ -36,9 +36,15 @@ class Both(NamedTuple):
 
 
 def convert_both(
-    model: nn.Module, mapping: refimpl.QConfigMapping, config: refimpl.BackendConfig, batches: Sequence[Batch],
-    *, is_qat: bool = False, is_trained: bool = True, custom: refimpl.PrepareCustomConfig | None = None,
-) -> Both:  # fmt: skip
+    model: nn.Module,
+    mapping: refimpl.QConfigMapping,
+    config: refimpl.BackendConfig,
+    batches: Sequence[Batch],
+    *,
+    is_qat: bool = False,
+    is_trained: bool = True,
+    custom: refimpl.PrepareCustomConfig | None = None,
+) -> Both:
     """Take a float model through both flows on the same batches. Raises what they raise.
 
     ``is_qat``: the model runs in train mode, then its ranges are seen anew in eval mode. ``is_trained``: without it,

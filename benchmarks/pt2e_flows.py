@@ -89,10 +89,16 @@ def make_row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     unexplained = sum(any(o.difference and o.reason is None for o in group) for group in groups)
     having = len(groups) - formless
     return {
-        "config": name, "pairs": len(groups), "without an aten form": formless, "carry over bit for bit": same,
-        "of those with a form": f"{100 * same / max(having, 1):.0f} %", "with a reason": having - same - unexplained,
-        "unexplained": unexplained, "claims": len(outcomes), "the same": sum(not o.difference for o in outcomes),
-    }  # fmt: skip
+        "config": name,
+        "pairs": len(groups),
+        "without an aten form": formless,
+        "carry over bit for bit": same,
+        "of those with a form": f"{100 * same / max(having, 1):.0f} %",
+        "with a reason": having - same - unexplained,
+        "unexplained": unexplained,
+        "claims": len(outcomes),
+        "the same": sum(not o.difference for o in outcomes),
+    }
 
 
 def _compare_config(name: str) -> tuple[dict[str, Any], Counter[str], list[str]]:

@@ -138,9 +138,13 @@ def search(source: Source, count: int, seed: int) -> GraphSearch:
         return bool(differences.get(text))
 
     settings = hypothesis.settings(
-        database=None, deadline=None, print_blob=False, verbosity=hypothesis.Verbosity.quiet,
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink), max_examples=2 * count,
-    )  # fmt: skip
+        database=None,
+        deadline=None,
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        max_examples=2 * count,
+    )
     smallest: DrawnGraph | None = None
     with contextlib.suppress(hypothesis.errors.NoSuchExample):
         smallest = hypothesis.find(graphs(), differs, settings=settings, random=Random(seed))
@@ -164,8 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for graph in found.broken:
         print(f"prepare_pt2e alone breaks: {'; '.join(map(str, graph.calls))}")
     if found.smallest is None:
-        print(f"{len(found.compared) - len(found.broken)} are the same in both flows; "
-              f"torchao's prepare alone breaks {len(found.broken)}")  # fmt: skip
+        print(
+            f"{len(found.compared) - len(found.broken)} are the same in both flows; "
+            f"torchao's prepare alone breaks {len(found.broken)}"
+        )
         return 0
     print(f"one differs; the smallest:\n{found.smallest}\n{found.smallest.to_json()}\n{found.difference[:600]}")
     return 1

@@ -135,8 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         same = sum(not row.difference for row in of_config)
         explained = sum(bool(row.reason) for row in of_config)
         models = len({row.model for row in of_config})
-        print(f"{name}: {models} models in {len(of_config)} ways: {same} the same, {explained} with a reason, "
-              f"{len(of_config) - same - explained} unexplained")  # fmt: skip
+        print(
+            f"{name}: {models} models in {len(of_config)} ways: {same} the same, {explained} with a reason, "
+            f"{len(of_config) - same - explained} unexplained"
+        )
     return int(any(row.difference and not row.reason for row in rows))
 
 

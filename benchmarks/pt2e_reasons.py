@@ -58,9 +58,12 @@ def trial_of(claim: Claim, case: Case, config: refimpl.BackendConfig) -> Trial:
         return build_model(case), draw_calibration_inputs(case)
 
     return Trial(
-        make=make, map_qconfigs=lambda _: mapping_for(claim, case, config), config=config, is_qat=claim.flow == "qat",
+        make=make,
+        map_qconfigs=lambda _: mapping_for(claim, case, config),
+        config=config,
+        is_qat=claim.flow == "qat",
         custom=leaves_of(claim),
-    )  # fmt: skip
+    )
 
 
 def compare(trial: Trial) -> tuple[str, Both]:

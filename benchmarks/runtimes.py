@@ -23,8 +23,20 @@ ROOT = Path(__file__).resolve().parents[1]
 def measured(backend: str, *options: str) -> tuple[Results, float]:
     """Run a backend's claims; return what was found, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), f"--backend={backend}", "-n", "0", "-q",
-                   "--profile=quick", "--no-waivers", f"--report-dir={folder}", *options]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(ROOT / "conformance"),
+            f"--backend={backend}",
+            "-n",
+            "0",
+            "-q",
+            "--profile=quick",
+            "--no-waivers",
+            f"--report-dir={folder}",
+            *options,
+        ]
         started = time.perf_counter()
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)  # what is refuted is none of ours
         seconds = time.perf_counter() - started

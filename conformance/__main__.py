@@ -79,9 +79,12 @@ def _claims_of(options: argparse.Namespace) -> int:
     from conformance.claims_of.command import ClaimsOf, ProbingFailed, write_claims
 
     request = ClaimsOf(
-        specs=tuple(options.quantizer), qat_specs=tuple(options.qat or ()), globs=tuple(options.pattern or ["*"]),
-        config_name=options.name, width=options.line_length,
-    )  # fmt: skip
+        specs=tuple(options.quantizer),
+        qat_specs=tuple(options.qat or ()),
+        globs=tuple(options.pattern or ["*"]),
+        config_name=options.name,
+        width=options.line_length,
+    )
     if not request.flows:
         return _complain("no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", USAGE)
     output = options.output or Path(f"claims_of_{request.name}.py")
@@ -105,14 +108,17 @@ def _export(words: Sequence[str], prog: str) -> int:
     from conformance.vectors.formats import FormatError, choose_formats
 
     parser = argparse.ArgumentParser(
-        prog=prog, description="Write models and inputs for a device, and apart from them what is right "
-        "(docs/vectors.md).",
-    )  # fmt: skip
+        prog=prog,
+        description="Write models and inputs for a device, and apart from them what is right (docs/vectors.md).",
+    )
     parser.add_argument("-o", dest="folder", type=Path, metavar="DIR", required=True, help="the bundle's folder")
     parser.add_argument(
-        "--format", default="json", metavar="LIST", help="formats of the models beside model.json, with commas: pt2 "
+        "--format",
+        default="json",
+        metavar="LIST",
+        help="formats of the models beside model.json, with commas: pt2 "
         "(torch.export), onnx (QDQ), fx (for backends of the suite's contract); default: none",
-    )  # fmt: skip
+    )
     parser.add_argument("--max-bytes", type=parse_positive, metavar="N", help="end if the device's part is larger")
     for name in EXPORTING:
         parser.add_argument(name, **OPTIONS[name])
@@ -164,9 +170,11 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     _add_claims_of(commands)
     commands.add_parser("export", help="write a bundle of models and inputs for a device; it has a --help of its own")
     run = commands.add_parser(
-        "run", help="run a bundle by a backend in Python", description="Run the cases of a bundle by a backend of the "
+        "run",
+        help="run a bundle by a backend in Python",
+        description="Run the cases of a bundle by a backend of the "
         "suite's contract, from the bundle's files alone; they must hold the models in the format fx.",
-    )  # fmt: skip
+    )
     run.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
     run.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
     run.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
@@ -174,9 +182,11 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--case-timeout", type=parse_seconds, default=60.0, metavar="SECONDS", help="for one case (default: 60)"
     )
     judge = commands.add_parser(
-        "judge", help="judge what a device handed in for a bundle", description="Judge the outputs of a device: pytest "
+        "judge",
+        help="judge what a device handed in for a bundle",
+        description="Judge the outputs of a device: pytest "
         "--pyargs conformance --backend=vectors:DIR --outputs=OUT; further words are passed to pytest.",
-    )  # fmt: skip
+    )
     judge.add_argument("folder", type=Path, metavar="DIR", help="the bundle's folder")
     judge.add_argument("outputs", type=Path, metavar="OUT", help="the folder that the device has filled")
     judge.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of pytest and of the suite")
@@ -185,18 +195,24 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
 
 def _add_claims_of(commands: Any) -> None:
     claims_of = commands.add_parser(
-        "claims-of", help="write the BackendConfig that a torchao Quantizer amounts to", description="Have a torchao "
+        "claims-of",
+        help="write the BackendConfig that a torchao Quantizer amounts to",
+        description="Have a torchao "
         "Quantizer annotate a model of each pattern that the suite knows, and write the BackendConfig that this "
         "amounts to as a Python module, to be read and committed (docs/vendor-guide.md). It takes some minutes.",
-    )  # fmt: skip
+    )
     claims_of.add_argument(
-        "quantizer", nargs="*", metavar="MODULE:QUANTIZER",
+        "quantizer",
+        nargs="*",
+        metavar="MODULE:QUANTIZER",
         help="a class, an instance, or what returns one; of several, one config is made",
-    )  # fmt: skip
+    )
     claims_of.add_argument(
-        "--qat", action="append", metavar="MODULE:QUANTIZER", help="one for quantization-aware training, by "
-        "prepare_qat_pt2e; may be repeated",
-    )  # fmt: skip
+        "--qat",
+        action="append",
+        metavar="MODULE:QUANTIZER",
+        help="one for quantization-aware training, by prepare_qat_pt2e; may be repeated",
+    )
     claims_of.add_argument("--name", default="", help="of the config; default: that of the first Quantizer")
     claims_of.add_argument("--line-length", type=int, default=88, metavar="N", help="of the module (default: 88)")
     claims_of.add_argument(

@@ -55,10 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=NAME, usage=f"{NAME} [-h | --version] COMMAND ...", epilog=_HELP,
+        prog=NAME,
+        usage=f"{NAME} [-h | --version] COMMAND ...",
+        epilog=_HELP,
         description="Certifies the claims of a PyTorch FX BackendConfig against a backend's kernels.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="store_true", help="print version and commit of the suite, and exit")
     parser.add_argument("command", nargs="?", choices=tuple(_COMMANDS), metavar="COMMAND", help="one of those below")
     return parser
@@ -83,9 +85,16 @@ def _report(words: Sequence[str]) -> int:
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "certify": _certify, "init": _ask_suite, "expect": _ask_suite, "describe": _ask_suite, "export": _ask_suite,
-    "run": _ask_suite, "judge": _ask_suite, "claims-of": _ask_suite, "report": _report,
-}  # fmt: skip
+    "certify": _certify,
+    "init": _ask_suite,
+    "expect": _ask_suite,
+    "describe": _ask_suite,
+    "export": _ask_suite,
+    "run": _ask_suite,
+    "judge": _ask_suite,
+    "claims-of": _ask_suite,
+    "report": _report,
+}
 """What answers each command; the suite says what stands for ``describe``, which is gone."""
 
 

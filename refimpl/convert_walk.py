@@ -248,10 +248,14 @@ class ConvertWalk:
         if name != decision.target or (dtype is not None and not is_observed_dtype(dtype)):  # rule: DTY-01
             return float_module_of(module, where=name)
         return make_reference(  # rule: CVT-02, CVT-10
-            module, decision.qconfig, self.state.references,
-            is_decomposed=self.is_decomposed, where=name, weight_dtype=dtype,
+            module,
+            decision.qconfig,
+            self.state.references,
+            is_decomposed=self.is_decomposed,
+            where=name,
+            weight_dtype=dtype,
             weight_qparams=self.weight_qparams.get(id(module)),
-        )  # fmt: skip
+        )
 
     def _swap_custom(self, node: Node, name: str, qconfig: Any) -> None:
         """Swap an observed custom module for its quantized class; static ones work on quantized tensors. (CUS-01)

@@ -24,9 +24,11 @@ TORCHS_MODULE = "torch.ao.quantization.fx._decomposed"
 
 # The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)
 PLAIN_DTYPE = {
-    torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32,
+    torch.quint8: torch.uint8,
+    torch.qint8: torch.int8,
+    torch.qint32: torch.int32,
     **{plain: plain for plain in (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)},
-}  # fmt: skip
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = tuple(dict.fromkeys(PLAIN_DTYPE.values()))
 
@@ -56,9 +58,15 @@ def quantize_per_tensor(
 
 
 def dequantize_per_tensor(
-    q: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype,
-    *, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return the reals (q − zero_point) · scale, computed in ``out_dtype`` (default: float32), of q's shape. (CVT-07)
 
     Raises RefimplError if ``q`` is not of ``dtype``, or the range is not one of it.
@@ -79,9 +87,16 @@ def quantize_per_channel(
 
 
 def dequantize_per_channel(
-    q: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, quant_min: int, quant_max: int,
-    dtype: torch.dtype, *, out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return reals as `dequantize_per_tensor`, with a scale and zero point for each slice along ``axis``. (CVT-07)
 
     Without zero points they are 0. Raises RefimplError as it does, and for an axis that ``q`` does not have.

@@ -113,14 +113,25 @@ _FIXED = {  # training: of a result in 0..1, and in -1..1
     True: (default_fixed_qparams_range_0to1_fake_quant, default_fixed_qparams_range_neg1to1_fake_quant),
 }
 _RANGE_0_TO_1 = (
-    nn.Hardsigmoid, F.hardsigmoid, "hardsigmoid", "hardsigmoid_",
-    nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_", nn.Softmax,
-)  # fmt: skip
+    nn.Hardsigmoid,
+    F.hardsigmoid,
+    "hardsigmoid",
+    "hardsigmoid_",
+    nn.Sigmoid,
+    torch.sigmoid,
+    "sigmoid",
+    "sigmoid_",
+    nn.Softmax,
+)
 _RANGE_NEG1_TO_1 = (nn.Tanh, torch.tanh, "tanh", "tanh_")
 _TRANSPOSED = (
-    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-)  # fmt: skip
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    F.conv_transpose1d,
+    F.conv_transpose2d,
+    F.conv_transpose3d,
+)
 
 
 def _choose_default(backend: str, version: int, is_qat: bool) -> QConfig:

@@ -127,7 +127,7 @@ def choose_dtype_config(
         rule, role, where, found, bound = misfit
         refusals.append(
             Refusal(dtype_config=index, rule=rule, role=role, where=where, found=str(found), bound=str(bound))
-        )  # fmt: skip
+        )
     return None, tuple(refusals)  # rule: DTY-06
 
 

@@ -31,9 +31,19 @@ EQUALIZATION = "refimpl_equalization"  # the key of a prepared model's meta that
 
 # Ops that can be equalized: module class or function -> number of spatial dimensions after the input's channels.
 SPATIAL_DIMENSIONS: Mapping[Any, int] = {
-    nn.Linear: 0, nni.LinearReLU: 0, F.linear: 0, nn.Conv1d: 1, nni.ConvReLU1d: 1, F.conv1d: 1,
-    nn.Conv2d: 2, nni.ConvReLU2d: 2, F.conv2d: 2, nn.Conv3d: 3, nni.ConvReLU3d: 3, F.conv3d: 3,
-}  # fmt: skip
+    nn.Linear: 0,
+    nni.LinearReLU: 0,
+    F.linear: 0,
+    nn.Conv1d: 1,
+    nni.ConvReLU1d: 1,
+    F.conv1d: 1,
+    nn.Conv2d: 2,
+    nni.ConvReLU2d: 2,
+    F.conv2d: 2,
+    nn.Conv3d: 3,
+    nni.ConvReLU3d: 3,
+    F.conv3d: 3,
+}
 _POSITIONS = {"input": 0, "weight": 1, "bias": 2, "groups": 6}  # among the arguments of these functions
 _RELUS = (nn.ReLU, F.relu, torch.relu, torch.relu_, "relu", "relu_")
 _SCHEMES = dict(zip(PER_TENSOR, PER_CHANNEL, strict=False))  # per tensor -> per channel

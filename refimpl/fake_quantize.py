@@ -158,10 +158,20 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     def _observe_and_round(self, x: Tensor) -> Tensor:
         inner = self.activation_post_process
         return torch.fused_moving_avg_obs_fake_quant(
-            x, self.observer_enabled, self.fake_quant_enabled, inner.min_val, inner.max_val,
-            self.scale, self.zero_point, inner.averaging_constant, self.quant_min, self.quant_max,
-            self.ch_axis, self.is_per_channel, self.is_symmetric_quant,
-        )  # fmt: skip
+            x,
+            self.observer_enabled,
+            self.fake_quant_enabled,
+            inner.min_val,
+            inner.max_val,
+            self.scale,
+            self.zero_point,
+            inner.averaging_constant,
+            self.quant_min,
+            self.quant_max,
+            self.ch_axis,
+            self.is_per_channel,
+            self.is_symmetric_quant,
+        )
 
 
 def _make_switch(method: str) -> Callable[[nn.Module], None]:

@@ -15,10 +15,43 @@ from refimpl.tracing import attribute_of
 
 # Ops whose result holds what an operand holds.
 _PASSING = frozenset(
-    {"add", "sub", "rsub", "neg", "mul", "div", "truediv", "masked_fill", "where", "full", "full_like", "fill", "cat",
-     "concat", "stack", "getitem", "clone", "contiguous", "to", "float", "type_as", "dropout", "tril", "triu", "view",
-     "reshape", "permute", "transpose", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "flatten"}
-)  # fmt: skip
+    {
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "mul",
+        "div",
+        "truediv",
+        "masked_fill",
+        "where",
+        "full",
+        "full_like",
+        "fill",
+        "cat",
+        "concat",
+        "stack",
+        "getitem",
+        "clone",
+        "contiguous",
+        "to",
+        "float",
+        "type_as",
+        "dropout",
+        "tril",
+        "triu",
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "expand",
+        "expand_as",
+        "repeat",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+    }
+)
 
 
 def find_infinite_values(model: GraphModule) -> set[Node]:

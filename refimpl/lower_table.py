@@ -94,8 +94,12 @@ DYNAMIC_FUNCTIONS: Mapping[Any, PackedFunction] = {
 # The quantized op without and with relu; with a number as one operand it takes no qparams.
 _ADD, _MUL = (OPS.add, OPS.add_relu), (OPS.mul, OPS.mul_relu)
 BINARY: Mapping[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
-    operator.add: _ADD, torch.add: _ADD, operator.mul: _MUL, torch.mul: _MUL, torch.matmul: (OPS.matmul, None),
-}  # fmt: skip
+    operator.add: _ADD,
+    torch.add: _ADD,
+    operator.mul: _MUL,
+    torch.mul: _MUL,
+    torch.matmul: (OPS.matmul, None),
+}
 
 # Ops that are fused into an op of the tables above that they follow; into a dynamic op only F.relu and its module.
 RELUS: frozenset[Any] = frozenset({nn.ReLU, F.relu, torch.relu, "relu", "relu_"})
@@ -121,17 +125,70 @@ FIXED_QPARAMS: Mapping[Any, Mapping[torch.dtype, tuple[float, int]]] = {
 
 # Ops that take quantized (and float16) tensors and keep their qparams: they move, select, average or clamp. (LOW-02)
 ON_QUANTIZED: frozenset[Any] = frozenset(
-    {nn.Hardtanh, F.hardtanh, F.hardtanh_, torch.clamp, "clamp",
-     nn.Identity, nn.ReLU, nn.ReLU6, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle,
-     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-     F.relu, F.relu6, F.interpolate, F.max_pool1d, F.max_pool2d, F.max_pool3d,
-     F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-     torch.cat, torch.stack, torch.mean, torch.flatten, torch.narrow, torch.transpose, torch.squeeze,
-     torch.unsqueeze, torch.repeat_interleave, torch.channel_shuffle, torch.pixel_shuffle, torch.pixel_unshuffle,
-     "relu", "relu_", "mean", "contiguous", "detach", "detach_", "permute", "repeat", "repeat_interleave",
-     "reshape", "resize_", "squeeze", "squeeze_", "transpose", "unsqueeze", "unsqueeze_", "view"}
-)  # fmt: skip
+    {
+        nn.Hardtanh,
+        F.hardtanh,
+        F.hardtanh_,
+        torch.clamp,
+        "clamp",
+        nn.Identity,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.ChannelShuffle,
+        nn.PixelShuffle,
+        nn.PixelUnshuffle,
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.MaxPool3d,
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AvgPool3d,
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveAvgPool3d,
+        F.relu,
+        F.relu6,
+        F.interpolate,
+        F.max_pool1d,
+        F.max_pool2d,
+        F.max_pool3d,
+        F.avg_pool1d,
+        F.avg_pool2d,
+        F.avg_pool3d,
+        F.adaptive_avg_pool1d,
+        F.adaptive_avg_pool2d,
+        F.adaptive_avg_pool3d,
+        torch.cat,
+        torch.stack,
+        torch.mean,
+        torch.flatten,
+        torch.narrow,
+        torch.transpose,
+        torch.squeeze,
+        torch.unsqueeze,
+        torch.repeat_interleave,
+        torch.channel_shuffle,
+        torch.pixel_shuffle,
+        torch.pixel_unshuffle,
+        "relu",
+        "relu_",
+        "mean",
+        "contiguous",
+        "detach",
+        "detach_",
+        "permute",
+        "repeat",
+        "repeat_interleave",
+        "reshape",
+        "resize_",
+        "squeeze",
+        "squeeze_",
+        "transpose",
+        "unsqueeze",
+        "unsqueeze_",
+        "view",
+    }
+)
 
 # Methods that read a tensor's shape, which is also the quantized tensor's. (LOW-02)
 SHAPE_OF: frozenset[Any] = frozenset({"size", "shape"})
@@ -150,30 +207,46 @@ _LIMITS: tuple[tuple[tuple[Any, ...], Callable[[Any], bool], str], ...] = (
     (_CONVS, lambda m: isinstance(m.padding, str), "padding {0.padding!r}: the quantized op takes numbers"),
     (_CONVS[2:], lambda m: m.padding_mode != "zeros", "padding_mode {0.padding_mode!r}: not in three dimensions"),
     (_CONVS_TRANSPOSED, lambda m: type(m) in PLAIN, "output_size: the quantized op has output_padding alone"),
-    ((nn.BatchNorm2d, nn.BatchNorm3d), lambda m: m.weight is None or m.bias is None or m.running_mean is None,
-     "no affine parameters or no statistics"),
+    (
+        (nn.BatchNorm2d, nn.BatchNorm3d),
+        lambda m: m.weight is None or m.bias is None or m.running_mean is None,
+        "no affine parameters or no statistics",
+    ),
     (_INSTANCE_NORMS, lambda m: m.track_running_stats, _STATISTICS),
     ((F.instance_norm,), lambda node: not node.kwargs.get("use_input_stats", True), _STATISTICS),
     ((nnqr.LSTM, nnqr.GRU), lambda m: not m.bias, "bias=False: the quantized module needs biases"),
     (_EMBEDDINGS, lambda m: m.max_norm is not None, "max_norm {0.max_norm}: the quantized module does not renormalize"),
     (_EMBEDDINGS, lambda m: m.weight_dtype not in _BYTES, "no quantized module for {0.weight_dtype} weights"),
-    (_EMBEDDINGS, lambda m: m.weight_dtype is torch.quint4x2 and m.embedding_dim % 2,
-     "embedding_dim {0.embedding_dim}: the quantized module packs two 4-bit columns at a time"),
+    (
+        _EMBEDDINGS,
+        lambda m: m.weight_dtype is torch.quint4x2 and m.embedding_dim % 2,
+        "embedding_dim {0.embedding_dim}: the quantized module packs two 4-bit columns at a time",
+    ),
     (_EMBEDDINGS[1:], lambda m: m.mode != "sum", "mode {0.mode!r}: the quantized module sums"),
-    (_EMBEDDINGS[1:], lambda m: m.padding_idx is not None and bool(m.get_weight()[m.padding_idx].any()),
-     "padding_idx {0.padding_idx}: the quantized module adds the padding's row, which is not zero"),
+    (
+        _EMBEDDINGS[1:],
+        lambda m: m.padding_idx is not None and bool(m.get_weight()[m.padding_idx].any()),
+        "padding_idx {0.padding_idx}: the quantized module adds the padding's row, which is not zero",
+    ),
     ((nn.PReLU,), lambda m: not hasattr(m, "qconfig"), "no QConfig on the module says how to quantize its weight"),
     ((F.interpolate,), lambda n: n.kwargs.get("mode", "nearest") not in _KERNELS, "no quantized kernel of this mode"),
     ((F.interpolate,), lambda n: n.kwargs.get("antialias", False), "the quantized kernel has no antialias"),
     (("resize_",), lambda node: node.kwargs.get("memory_format") is not None, "the quantized op has no memory_format"),
-    ((F.dropout,), lambda node: node.kwargs.get("training", True) and node.kwargs.get("p", 0.5) > 0,
-     "the quantized op never drops"),
-    ((torch.clamp, "clamp"),
-     lambda node: torch.backends.quantized.engine == "qnnpack"
-     and sum(value is not None for value in (*node.args, *node.kwargs.values())) < 3,
-     "qnnpack's clamp needs both bounds"),
+    (
+        (F.dropout,),
+        lambda node: node.kwargs.get("training", True) and node.kwargs.get("p", 0.5) > 0,
+        "the quantized op never drops",
+    ),
+    (
+        (torch.clamp, "clamp"),
+        lambda node: (
+            torch.backends.quantized.engine == "qnnpack"
+            and sum(value is not None for value in (*node.args, *node.kwargs.values())) < 3
+        ),
+        "qnnpack's clamp needs both bounds",
+    ),
     ((torch.mean, "mean"), lambda node: "dtype" in node.kwargs, "the mean of a quantized tensor has its dtype"),
-)  # fmt: skip
+)
 # Limits of quantized forms, by function, method or class of the (inner) module: [(test, reason)]; the tests take the
 # module, or the node that calls. (LOW-03)
 LIMITS: Mapping[Any, list[tuple[Callable[[Any], bool], str]]] = {

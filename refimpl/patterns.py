@@ -96,8 +96,16 @@ def is_chain(pattern: Pattern) -> bool:
     return len(pattern) == 2 and not isinstance(pattern[0], tuple) and is_chain(pattern[1])
 
 
-_NAMESPACES = {"nn": nn, "nni": nni, "nnqat": nnqat, "nniqat": nniqat,
-               "operator": operator, "torch": torch, "F": F, "builtins": builtins}  # fmt: skip
+_NAMESPACES = {
+    "nn": nn,
+    "nni": nni,
+    "nnqat": nnqat,
+    "nniqat": nniqat,
+    "operator": operator,
+    "torch": torch,
+    "F": F,
+    "builtins": builtins,
+}
 
 
 @cache

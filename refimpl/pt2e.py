@@ -283,10 +283,14 @@ def _rank(point: _Point, order: dict[Node, float]) -> tuple[float, int, int]:
 def _derive_spec(sources: tuple[_Point, _Point], channels: int | None) -> Any:
     """Return the spec of an int32 bias of scale s_x·s_w. ``channels``: of its scales; None: it has one."""
     return DerivedQuantizationSpec(
-        derived_from=list(sources), derive_qparams_fn=partial(_multiply_scales, channels or 1), dtype=torch.int32,
-        quant_min=-(2**31), quant_max=2**31 - 1, ch_axis=None if channels is None else 0,
+        derived_from=list(sources),
+        derive_qparams_fn=partial(_multiply_scales, channels or 1),
+        dtype=torch.int32,
+        quant_min=-(2**31),
+        quant_max=2**31 - 1,
+        ch_axis=None if channels is None else 0,
         qscheme=torch.per_tensor_symmetric if channels is None else torch.per_channel_symmetric,
-    )  # fmt: skip
+    )
 
 
 def _multiply_scales(channels: int, observers: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -303,9 +307,12 @@ def _multiply_scales(channels: int, observers: Sequence[Any]) -> tuple[Tensor, T
 def _make_spec(make: Callable[..., nn.Module], reader: ObserverReader) -> Any:
     facts = reader.read(make)
     return QuantizationSpec(
-        dtype=facts.dtype, observer_or_fake_quant_ctr=_Maker(make), quant_min=facts.quant_min,
-        quant_max=facts.quant_max, is_dynamic=facts.is_dynamic and facts.dtype != torch.float16,
-    )  # fmt: skip
+        dtype=facts.dtype,
+        observer_or_fake_quant_ctr=_Maker(make),
+        quant_min=facts.quant_min,
+        quant_max=facts.quant_max,
+        is_dynamic=facts.is_dynamic and facts.dtype != torch.float16,
+    )
 
 
 @dataclass(frozen=True, slots=True)

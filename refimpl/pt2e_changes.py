@@ -255,18 +255,27 @@ def _identify_norm(norm: Node) -> tuple[Any, ...]:
 # -- what eval() and train() change --------------------------------------------------------------------------------
 
 _SWITCHED = {
-    "batch_norm": ("training", {"momentum": 0.1, "eps": 1e-5}), "dropout": ("train", {"p": 0.5}),
+    "batch_norm": ("training", {"momentum": 0.1, "eps": 1e-5}),
+    "dropout": ("train", {"p": 0.5}),
     "dropout_": ("train", {"p": 0.5}),
-}  # fmt: skip
+}
 """The ops that torchao's eval() and train() write again: the argument of the mode, and the constants then written."""
 
 _NOT_SWITCHED = {
-    "alpha_dropout": ("train", "p"), "alpha_dropout_": ("train", "p"), "feature_alpha_dropout": ("train", "p"),
-    "feature_alpha_dropout_": ("train", "p"), "feature_dropout": ("train", "p"), "feature_dropout_": ("train", "p"),
-    "gru": ("train", "dropout"), "lstm": ("train", "dropout"), "rnn_relu": ("train", "dropout"),
-    "rnn_tanh": ("train", "dropout"), "rrelu": ("training", "upper"), "rrelu_": ("training", "upper"),
+    "alpha_dropout": ("train", "p"),
+    "alpha_dropout_": ("train", "p"),
+    "feature_alpha_dropout": ("train", "p"),
+    "feature_alpha_dropout_": ("train", "p"),
+    "feature_dropout": ("train", "p"),
+    "feature_dropout_": ("train", "p"),
+    "gru": ("train", "dropout"),
+    "lstm": ("train", "dropout"),
+    "rnn_relu": ("train", "dropout"),
+    "rnn_tanh": ("train", "dropout"),
+    "rrelu": ("training", "upper"),
+    "rrelu_": ("training", "upper"),
     "scaled_dot_product_attention": ("dropout_p", "dropout_p"),
-}  # fmt: skip
+}
 """Ops that drop or draw values, which these leave as they are: the arguments that both are true if this one does."""
 
 

@@ -17,11 +17,25 @@ from refimpl.exported_calls import arguments_of
 from refimpl.tracing import attribute_of
 
 _READS_FORM = {
-    "_assert_tensor_metadata": "a", "empty_like": "self", "expand_as": "other", "full_like": "self",
-    "new_empty": "self", "new_full": "self", "new_ones": "self", "new_zeros": "self", "ones_like": "self",
-    "rand_like": "self", "randn_like": "self", "reshape_as": "other", "sym_numel": "self", "sym_size": "self",
-    "sym_stride": "self", "type_as": "other", "view_as": "other", "zeros_like": "self",
-}  # fmt: skip
+    "_assert_tensor_metadata": "a",
+    "empty_like": "self",
+    "expand_as": "other",
+    "full_like": "self",
+    "new_empty": "self",
+    "new_full": "self",
+    "new_ones": "self",
+    "new_zeros": "self",
+    "ones_like": "self",
+    "rand_like": "self",
+    "randn_like": "self",
+    "reshape_as": "other",
+    "sym_numel": "self",
+    "sym_size": "self",
+    "sym_stride": "self",
+    "type_as": "other",
+    "view_as": "other",
+    "zeros_like": "self",
+}
 """Ops, each with the argument of which it reads shape, dtype and device, and no number."""
 
 

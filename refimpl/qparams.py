@@ -137,8 +137,9 @@ def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]
     parts = zip(ranges, sizes, scales.split_with_sizes(sizes), zeros.split_with_sizes(sizes), strict=True)
     return {
         key: QParams(scale=scale, zero_point=zero, **common)
-        for key, size, scale, zero in parts if sum(islice(is_seen, size)) == size
-    }  # fmt: skip
+        for key, size, scale, zero in parts
+        if sum(islice(is_seen, size)) == size
+    }
 
 
 def measure_channels(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:

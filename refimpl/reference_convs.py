@@ -37,8 +37,9 @@ _PLAIN = {
 }
 _OURS: dict[type, type] = {
     plain: type(f"{base.__name__[1:]}{plain.__name__}", (base, plain), {"__module__": __name__})
-    for base, plains in _PLAIN.items() for plain in plains
-}  # fmt: skip
+    for base, plains in _PLAIN.items()
+    for plain in plains
+}
 globals().update({ours.__name__: ours for ours in _OURS.values()})  # where pickle looks for them
 PLAIN: dict[type, type] = {ours: plain for plain, ours in _OURS.items()}
 

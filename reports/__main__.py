@@ -138,9 +138,11 @@ def _merge(options: argparse.Namespace) -> int:
 def _certify(options: argparse.Namespace) -> int:
     try:
         results, content = certify(
-            options.file, options.output, options.waivers,
+            options.file,
+            options.output,
+            options.waivers,
             without_execution_evidence=options.without_execution_evidence,
-        )  # fmt: skip
+        )
     except NotCertified as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return FAILED
@@ -237,9 +239,10 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     _add_output(sub, "DIR", Path("certificate"))
     sub.add_argument("--waivers", type=Path, metavar="FILE", help=f"the run's waivers; default: {WAIVERS} next to FILE")
     sub.add_argument(
-        "--without-execution-evidence", action="store_true",
+        "--without-execution-evidence",
+        action="store_true",
         help="certify although nothing shows that integers computed all claims; the certificate says so",
-    )  # fmt: skip
+    )
     sub = add_command(_verify, "verify", "recompute digests, counts and report of a certificate")
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N claims, drawn at random, again")

@@ -144,15 +144,21 @@ def baseline_of(results: Results) -> Baseline:
     if why := _format_unfit(results):
         raise ResultsError(f"no baseline: {why}; run pytest conformance --backend={header.backend} to its end")
     basis = Basis(
-        backend=header.backend, isa=header.isa, torch=header.torch, profile=header.profile, seed=header.seed,
-        config_sha256=header.config_sha256, claims=header.claims_in_config,
-    )  # fmt: skip
+        backend=header.backend,
+        isa=header.isa,
+        torch=header.torch,
+        profile=header.profile,
+        seed=header.seed,
+        config_sha256=header.config_sha256,
+        claims=header.claims_in_config,
+    )
     deviations = {
         claim.claim: Deviation(
             claim.verdict, leads[claim.claim].rule, None if claim.verdict in PASSING else claim.failing or None
         )
-        for claim in results.claims if claim.verdict is not Verdict.VERIFIED
-    }  # fmt: skip
+        for claim in results.claims
+        if claim.verdict is not Verdict.VERIFIED
+    }
     return Baseline(basis=basis, deviations=deviations)
 
 

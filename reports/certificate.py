@@ -167,8 +167,12 @@ def _build_predicate(results: Results) -> dict[str, Any]:
         "certificate": FORMAT,
         "outcome": results.outcome.value,
         "counts": {
-            "claims": len(results.claims), "pairs": len(results.pairs), "checks": len(results.checks),
-            "waived": results.waived, "allowed": results.allowed, "resumed": results.header.resumed,
+            "claims": len(results.claims),
+            "pairs": len(results.pairs),
+            "checks": len(results.checks),
+            "waived": results.waived,
+            "allowed": results.allowed,
+            "resumed": results.header.resumed,
             "beside_own_code": results.beside_own_code,
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},
             "models": {verdict.value: n for verdict, n in results.model_counts.items()},
@@ -178,7 +182,7 @@ def _build_predicate(results: Results) -> dict[str, Any]:
         "without_execution_evidence": results.format_execution(),
         "foreign_code": results.foreign_code,
         "run": {name: value for name, value in header.items() if name not in ("kind", "findings")},
-    }  # fmt: skip
+    }
 
 
 def _render(results: Results) -> bytes:

@@ -27,9 +27,7 @@ class Message(Protocol):
     kind: ClassVar[str]
 
 
-KINDS: dict[str, type[Row]] = {
-    cls.kind: cls for cls in (Header, Check, ClaimResult, ModelResult, Measurement, Footer)
-}  # fmt: skip
+KINDS: dict[str, type[Row]] = {cls.kind: cls for cls in (Header, Check, ClaimResult, ModelResult, Measurement, Footer)}
 
 
 class SchemaError(ValueError):

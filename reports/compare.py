@@ -166,9 +166,13 @@ def _make_cell(claims: Sequence[ClaimResult]) -> Cell:
 
 def _collect_prints(runs: Sequence[Results]) -> dict[tuple[str, str], tuple[str, ...]]:
     properties = [
-        {(row.subject, key): str(value) for row in run.measurements if row.topic == "fingerprint"
-         for key, value in row.values.items()}
+        {
+            (row.subject, key): str(value)
+            for row in run.measurements
+            if row.topic == "fingerprint"
+            for key, value in row.values.items()
+        }
         for run in runs
-    ]  # fmt: skip
+    ]
     keys = sorted({key for each in properties for key in each})
     return {key: tuple(each.get(key, "") for each in properties) for key in keys}

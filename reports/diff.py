@@ -23,8 +23,18 @@ from reports.text import cut_end, cut_middle, format_lsb, join_lines
 from reports.text_enum import TextEnum
 from reports.verdicts import PASSING, Outcome, Verdict
 
-_BASIS = ("backend", "config_sha256", "torch", "python", "suite_version", "suite_commit", "isa", "cpu", "profile",
-          "seed")  # fmt: skip
+_BASIS = (
+    "backend",
+    "config_sha256",
+    "torch",
+    "python",
+    "suite_version",
+    "suite_commit",
+    "isa",
+    "cpu",
+    "profile",
+    "seed",
+)
 
 
 class Change(TextEnum):
@@ -159,8 +169,14 @@ def diff_text(differences: Differences, width: int) -> str:
     lines = [f"{'REGRESSED' if differences.regressed else 'no regression'}: {counts}", *differences.basis]
     if not differences.is_complete:
         lines.append("the new run is incomplete: what it did not reach is not known to hold")
-    rows = [(row.change, *map(join_lines, row.states), f"{cut_middle(join_lines(row.name), width - 52)}\n"
-             f"{cut_end(join_lines(row.why), width - 52)}") for row in differences.changed_rows]  # fmt: skip
+    rows = [
+        (
+            row.change,
+            *map(join_lines, row.states),
+            f"{cut_middle(join_lines(row.name), width - 52)}\n{cut_end(join_lines(row.why), width - 52)}",
+        )
+        for row in differences.changed_rows
+    ]
     if rows:
         headers = ("change", "was", "is", "claim, and what differs")
         lines.append("\n" + tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))

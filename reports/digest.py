@@ -90,8 +90,9 @@ def _list_tables(results: Results, differences: Differences | None) -> Iterator[
     )
     ratios = sorted(
         (rank_number(model.worst_db), format_db(model.worst_db), model.model)
-        for model in results.models if model.deployment is not None and model.worst_db is not None
-    )  # fmt: skip
+        for model in results.models
+        if model.deployment is not None and model.worst_db is not None
+    )
     title = "float model to the reference model's error, dB"
     yield _list(title, ("dB", "model"), [(ratio, name) for _, ratio, name in ratios])
     yield _list("unexercised, by reason", ("claims", "reason"), _list_reasons(results.unexercised()))

@@ -195,9 +195,11 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     failures = _group("failures", "Failures", [view for view in worst_first if view.claim.claim in fails], waivers)
     waived = _group("waived", "Waived", [view for view in worst_first if view.claim.waived], waivers)
     quality = _group(
-        "quality", "Quality, allowed: functions within 1 LSB, but not correctly rounded",
-        [view for view in worst_first if view.claim.allowed], waivers,
-    )  # fmt: skip
+        "quality",
+        "Quality, allowed: functions within 1 LSB, but not correctly rounded",
+        [view for view in worst_first if view.claim.allowed],
+        waivers,
+    )
     models = tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model)))
     return Report(
         results=results,

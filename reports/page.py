@@ -48,9 +48,13 @@ def anchor(claim_id: str) -> str:
 @functools.cache
 def _make_environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, finalize=_tame_value,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=PackageLoader("reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_tame_value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {
         "lsb": format_lsb,
         "db": format_db,
@@ -77,12 +81,14 @@ def _make_environment() -> Environment:
     }
     style, script = (environment.get_template(f"page.{kind}.j2").render() for kind in ("css", "js"))
     environment.globals |= {
-        "page_style": Markup(style), "page_script": Markup(script), "rule_texts": read_rule_texts(),
+        "page_style": Markup(style),
+        "page_script": Markup(script),
+        "rule_texts": read_rule_texts(),
         "verdict_texts": VERDICT_TEXTS,
         "terms": TERMS,
         "shapes": SHAPES,
         "policy": f"default-src 'none'; img-src data:; style-src {_hash_csp(style)}; script-src {_hash_csp(script)}",
-    }  # fmt: skip
+    }
     return environment
 
 

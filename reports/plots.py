@@ -238,15 +238,20 @@ def plot_parts(name: str, model: str, parts: Sequence[ModelPart]) -> Plot:
     """Plot a model that was handed in: the error that each pattern adds, and what runs in float."""
     return _plot_patterns(
         [
-            Pattern(each.node, each.pattern, (each.verdict or Verdict.UNEXERCISED) if each.dtypes else None,
-                    each.alone_db, each.reason)
+            Pattern(
+                each.node,
+                each.pattern,
+                (each.verdict or Verdict.UNEXERCISED) if each.dtypes else None,
+                each.alone_db,
+                each.reason,
+            )
             for each in parts
         ],
         name=name,
         title=f"What quantizing each pattern adds: {cut_middle(model, 120)}",
         description="The ratio of the float values to the error that quantizing each pattern alone adds, and the "
         "backend's verdict on it, in the order of the graph. A grey bar is an op that runs in float.",
-    )  # fmt: skip
+    )
 
 
 def _plot_patterns(patterns: Sequence[Pattern], *, name: str, title: str, description: str) -> Plot:
@@ -285,14 +290,26 @@ def _plot_patterns(patterns: Sequence[Pattern], *, name: str, title: str, descri
         ),
         rules=tuple(heights.values()),
         bars=tuple(
-            Bar(x=x - width / 2, y=_EXACT, width=width, height=_SILENT - _EXACT, kind="float",
-                label=f"{label} runs in float: {each.reason}")
-            for x, each, label in places if each.verdict is None
+            Bar(
+                x=x - width / 2,
+                y=_EXACT,
+                width=width,
+                height=_SILENT - _EXACT,
+                kind="float",
+                label=f"{label} runs in float: {each.reason}",
+            )
+            for x, each, label in places
+            if each.verdict is None
         ),
         dots=tuple(
-            Mark(x=x, y=find_y(each.ratio), verdict=each.verdict,
-                 label=f"{label}: {format_db(each.ratio)} dB, {each.verdict}")
-            for x, each, label in places if each.verdict is not None
+            Mark(
+                x=x,
+                y=find_y(each.ratio),
+                verdict=each.verdict,
+                label=f"{label}: {format_db(each.ratio)} dB, {each.verdict}",
+            )
+            for x, each, label in places
+            if each.verdict is not None
         ),
         legend=counts_of(each.verdict for each in shown if each.verdict is not None),
-    )  # fmt: skip
+    )

@@ -136,9 +136,14 @@ def _run_suite(options: Sequence[str], work: Path, folder: Path, seconds: float)
     command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "-q", "-p", "no:cacheprovider", *options]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, cwd=work, env=make_environment(folder), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=work,
+            env=make_environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

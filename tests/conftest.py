@@ -63,10 +63,18 @@ def one_thread() -> None:
 
 
 PATTERNS = (
-    "nn.Linear", "nn.Conv2d", "F.conv2d + nn.ReLU", "nn.Conv2d + nn.BatchNorm2d + nn.ReLU",
+    "nn.Linear",
+    "nn.Conv2d",
+    "F.conv2d + nn.ReLU",
+    "nn.Conv2d + nn.BatchNorm2d + nn.ReLU",
     "torch.add + F.relu",
-    "nn.Embedding", "nn.LSTM", "nn.ConvTranspose1d", "torch.cat", "nni.qat.ConvBnReLU3d", "operator.mul",
-)  # fmt: skip
+    "nn.Embedding",
+    "nn.LSTM",
+    "nn.ConvTranspose1d",
+    "torch.cat",
+    "nni.qat.ConvBnReLU3d",
+    "operator.mul",
+)
 STAGES = ("config", "fuse", "prepare", "convert", "lower", "numerics", "refusal", "invariance")
 
 
@@ -79,34 +87,64 @@ class Runs:
 
     def header(self, **changes: Any) -> Row:
         row = {
-            "kind": "header", "schema": 2, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
-            "backend": "qnnpack", "versions": {"qnnpack": "2.13.0"}, "torch": "2.13.0+cpu",
+            "kind": "header",
+            "schema": 2,
+            "suite_version": "0.1.0",
+            "suite_commit": "4fd1c0ffee" * 4,
+            "backend": "qnnpack",
+            "versions": {"qnnpack": "2.13.0"},
+            "torch": "2.13.0+cpu",
             "python": "3.11.9",
-            "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
-            "engine": "qnnpack", "representation": "QUANTIZED", "seed": 7, "profile": "quick",
-            "options": {"allow_quality": True, "jobs": 4}, "config_name": "qnnpack_config",
+            "platform": "Linux-6.1-x86_64",
+            "cpu": "Some CPU @ 2.60GHz",
+            "cpu_flags": ["avx2", "avx512_vnni"],
+            "engine": "qnnpack",
+            "representation": "QUANTIZED",
+            "seed": 7,
+            "profile": "quick",
+            "options": {"allow_quality": True, "jobs": 4},
+            "config_name": "qnnpack_config",
             "config_sha256": "ab" * 32,
-            "claims": 1, "claims_in_config": 404, "pairs": 202, "started": "2025-01-02T03:04:05+00:00",
+            "claims": 1,
+            "claims_in_config": 404,
+            "pairs": 202,
+            "started": "2025-01-02T03:04:05+00:00",
             "sources_sha256": "ef" * 32,
-        }  # fmt: skip
+        }
         return row | changes
 
     def check(self, claim: str = "linear", **changes: Any) -> Row:
         row = {
-            "kind": "check", "claim": claim, "stage": "numerics", "rule": "NUM-03", "outcome": "pass",
-            "verdict": "VERIFIED", "message": "", "max_lsb": 0.4996, "slack_lsb": 0.5, "cases": 24,
+            "kind": "check",
+            "claim": claim,
+            "stage": "numerics",
+            "rule": "NUM-03",
+            "outcome": "pass",
+            "verdict": "VERIFIED",
+            "message": "",
+            "max_lsb": 0.4996,
+            "slack_lsb": 0.5,
+            "cases": 24,
             "seconds": 0.25,
-        }  # fmt: skip
+        }
         return row | changes
 
     def claim(self, claim: str = "linear", **changes: Any) -> Row:
         row = {
-            "kind": "claim", "claim": claim, "pattern": "nn.Linear",
-            "dtype_config": "in=quint8,w=qint8,out=quint8", "dtypes": "in=quint8,w=qint8,out=quint8",
-            "flow": "ptq", "scheme": "per_tensor", "verdict": "VERIFIED", "waived": False, "reason": "",
-            "max_lsb": 0.4996, "repro": f"pytest conformance --backend=qnnpack --claim='{claim}'",
+            "kind": "claim",
+            "claim": claim,
+            "pattern": "nn.Linear",
+            "dtype_config": "in=quint8,w=qint8,out=quint8",
+            "dtypes": "in=quint8,w=qint8,out=quint8",
+            "flow": "ptq",
+            "scheme": "per_tensor",
+            "verdict": "VERIFIED",
+            "waived": False,
+            "reason": "",
+            "max_lsb": 0.4996,
+            "repro": f"pytest conformance --backend=qnnpack --claim='{claim}'",
             "seconds": 1.5,
-        }  # fmt: skip
+        }
         allowed = {"allowed": True} if changes.get("verdict") == "QUALITY" else {}
         return row | allowed | changes
 
@@ -114,27 +152,38 @@ class Runs:
         """A failing check with all kinds of evidence, and its claim."""
         message = "NUM-03: 3 of 24 outputs are further than 0.5 LSB from the exact result; the worst by 18 LSB"
         evidence = {
-            "where": {"case": "x int8 [4, 64], one row saturating"}, "expected": [12.4996, -128.0, 7],
+            "where": {"case": "x int8 [4, 64], one row saturating"},
+            "expected": [12.4996, -128.0, 7],
             "found": [30, -128, 7],
-            "index": [[0, 3], [0, 4], [1, 0]], "attribution": "saturation: the accumulator is int16",
+            "index": [[0, 3], [0, 4], [1, 0]],
+            "attribution": "saturation: the accumulator is int16",
             "qparams": {"input": {"scale": 0.0078125, "zero_point": 3}, "weight": {"scale": [0.1] * 64}},
-            "graph": "%x : placeholder\n%y : call_module[linear]", "float_ops": ["aten::addmm"],
-        }  # fmt: skip
+            "graph": "%x : placeholder\n%y : call_module[linear]",
+            "float_ops": ["aten::addmm"],
+        }
         return [
-            self.check(claim, outcome="fail", verdict="REFUTED",
-                       message=message, max_lsb=18.0, evidence=evidence),
-            self.claim(claim, verdict="REFUTED", reason=message, max_lsb=18.0,
-                       decisions=[{"node": "linear", "rule": "CFG-02", "accepted": True}]) | changes,
-        ]  # fmt: skip
+            self.check(claim, outcome="fail", verdict="REFUTED", message=message, max_lsb=18.0, evidence=evidence),
+            self.claim(
+                claim,
+                verdict="REFUTED",
+                reason=message,
+                max_lsb=18.0,
+                decisions=[{"node": "linear", "rule": "CFG-02", "accepted": True}],
+            )
+            | changes,
+        ]
 
     def lines(self, rows: Iterable[Row], **changes: Any) -> Path:
         """A finished results file; its totals and ending follow from the rows, unless changed."""
         rows = list(rows)
         claims = [row for row in rows if row["kind"] == "claim"]
         passes = all(
-            claim["waived"] or claim.get("accepted") or claim["verdict"] == "VERIFIED" or
-            (claim["verdict"] == "QUALITY" and claim.get("allowed", False)) for claim in claims
-        )  # fmt: skip
+            claim["waived"]
+            or claim.get("accepted")
+            or claim["verdict"] == "VERIFIED"
+            or (claim["verdict"] == "QUALITY" and claim.get("allowed", False))
+            for claim in claims
+        )
         pairs = len({(claim["pattern"], claim["dtype_config"]) for claim in claims})
         path = self.directory / next(self._names)
         with ResultsWriter(path) as writer:

@@ -23,9 +23,14 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
     """
     out = tmp_path / "answer"
     asked = {
-        "_ARGCOMPLETE": str(words), "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SHELL": "bash", "COMP_LINE": line,
-        "COMP_POINT": str(len(line.encode())), "COMP_TYPE": "9", "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
-    }  # fmt: skip
+        "_ARGCOMPLETE": str(words),
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line.encode())),
+        "COMP_TYPE": "9",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
+    }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     command = [sys.executable, "-m", "pytest" if line.startswith("pytest") else line.split()[2]]

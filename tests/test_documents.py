@@ -160,12 +160,41 @@ def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> Non
 
 
 PLAIN = {
-    "all claims", "claim or model", "column", "covers", "cpu", "cpu flags", "days left",
-    "differences from the baseline", "dtypes", "error", "expires", "fail", "failures", "finding", "first to diverge",
-    "is", "options", "pass", "patterns and models", "platform", "plots", "reason", "requirement", "seconds", "skip",
-    "software", "started", "suite", "ticket", "torch", "up to lsb", "waivers in force",
-    "was", "what differs",
-}  # fmt: skip
+    "all claims",
+    "claim or model",
+    "column",
+    "covers",
+    "cpu",
+    "cpu flags",
+    "days left",
+    "differences from the baseline",
+    "dtypes",
+    "error",
+    "expires",
+    "fail",
+    "failures",
+    "finding",
+    "first to diverge",
+    "is",
+    "options",
+    "pass",
+    "patterns and models",
+    "platform",
+    "plots",
+    "reason",
+    "requirement",
+    "seconds",
+    "skip",
+    "software",
+    "started",
+    "suite",
+    "ticket",
+    "torch",
+    "up to lsb",
+    "waivers in force",
+    "was",
+    "what differs",
+}
 """Labels of the reports that say what they mean."""
 PAGES = ("report", "scoreboard")
 

@@ -27,9 +27,14 @@ SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
 WAIVERS = sorted((ROOT / "backends").glob("*.waivers.toml"))
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 COLUMNS = {
-    "#": "finding", "engine": "engine", "what is claimed and does not hold": "claimed", "fault of": "fault of",
-    "largest error": "largest error", "CPU": "cpu", "claims": "claims",
-}  # fmt: skip
+    "#": "finding",
+    "engine": "engine",
+    "what is claimed and does not hold": "claimed",
+    "fault of": "fault of",
+    "largest error": "largest error",
+    "CPU": "cpu",
+    "claims": "claims",
+}
 
 
 @cache

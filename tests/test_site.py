@@ -21,12 +21,18 @@ DOCS = ROOT / "docs"
 WHOLE = ("backends.base", "backends.exporting", "reports.schema", "reports.verdicts")
 """Modules of which everything public is documented."""
 DOORS = (
-    "backends.lowering.lower_reference", "conformance.vendor.register", "conformance.vendor.Input",
+    "backends.lowering.lower_reference",
+    "conformance.vendor.register",
+    "conformance.vendor.Input",
     "reports.results.read_results",
-    "reports.html.render_html", "reports.markdown.markdown", "reports.diff.compare_runs", "reports.merge.merge",
-    "reports.compare.render_board", "reports.certificate.certify",
+    "reports.html.render_html",
+    "reports.markdown.markdown",
+    "reports.diff.compare_runs",
+    "reports.merge.merge",
+    "reports.compare.render_board",
+    "reports.certificate.certify",
     "reports.certificate.verify",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

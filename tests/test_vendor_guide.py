@@ -55,9 +55,15 @@ def test_the_guides_commands_do_what_it_says(tmp_path: Path) -> None:
     assert len(steps) > 12
     script = "\n".join(f'{step.line}\necho "{ENDED} $?"' for step in steps)
     done = subprocess.run(
-        ["bash"], input=script, cwd=tmp_path, env=environment(), text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        ["bash"],
+        input=script,
+        cwd=tmp_path,
+        env=environment(),
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     parts = re.split(rf"^{ENDED} (\d+)\n", done.stdout, flags=re.MULTILINE)
     assert len(parts) == 2 * len(steps) + 1, done.stdout
     for step, output, status in zip(steps, parts[::2], parts[1::2], strict=False):

@@ -74,9 +74,14 @@ def _describe_observed(observed: Observed | None) -> Any:
     facts = {each.name: getattr(observed.facts, each.name) for each in fields(ObserverFacts)}
     del facts["observer_class"]  # the vendor's own
     return {
-        **facts, "dtype": _name(observed.facts.dtype), "qscheme": _name(observed.qscheme), "axis": observed.axis,
-        "is_fake": observed.is_fake, "group": observed.group, "sources": list(observed.sources),
-    }  # fmt: skip
+        **facts,
+        "dtype": _name(observed.facts.dtype),
+        "qscheme": _name(observed.qscheme),
+        "axis": observed.axis,
+        "is_fake": observed.is_fake,
+        "group": observed.group,
+        "sources": list(observed.sources),
+    }
 
 
 def _read_observed(data: Any) -> Observed | None:
@@ -94,9 +99,13 @@ def _read_observed(data: Any) -> Observed | None:
         reuses_input=bool(data["reuses_input"]),
     )
     return Observed(
-        facts=facts, qscheme=_look_up(data["qscheme"], torch.qscheme), axis=_integer(data["axis"]),
-        is_fake=bool(data["is_fake"]), group=int(data["group"]), sources=tuple(map(int, data["sources"])),
-    )  # fmt: skip
+        facts=facts,
+        qscheme=_look_up(data["qscheme"], torch.qscheme),
+        axis=_integer(data["axis"]),
+        is_fake=bool(data["is_fake"]),
+        group=int(data["group"]),
+        sources=tuple(map(int, data["sources"])),
+    )
 
 
 def _integer(value: Any) -> int | None:

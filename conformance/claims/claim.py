@@ -165,11 +165,18 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
                 claim_id = f"{pattern}/{name}/{flow}/{scheme}"
                 claims.append(
                     Claim(
-                        id=claim_id, pattern=pattern, dtype_config=name, flow=flow, scheme=scheme,
-                        index=index, entry=entry, dtypes=dtypes, settings=_format_settings(entry),
+                        id=claim_id,
+                        pattern=pattern,
+                        dtype_config=name,
+                        flow=flow,
+                        scheme=scheme,
+                        index=index,
+                        entry=entry,
+                        dtypes=dtypes,
+                        settings=_format_settings(entry),
                         plain_dtypes=dtype_config_text(dtypes, constraints=False) + repeat,
                     )
-                )  # fmt: skip
+                )
     return tuple(claims)
 
 

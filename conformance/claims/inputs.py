@@ -176,12 +176,15 @@ def draw_float_inputs(case: Case, *, random: int) -> list[NamedInputs]:
         *((f"random {n + 1}", torch.randn) for n in range(random)),
     ]
     return [
-        NamedInputs(name, tuple(
-            draw(spec.shape) if spec.role is Role.ACTIVATION else _draw_calibrating(spec, case, position, 0)
-            for position, spec in enumerate(case.inputs)
-        ))
+        NamedInputs(
+            name,
+            tuple(
+                draw(spec.shape) if spec.role is Role.ACTIVATION else _draw_calibrating(spec, case, position, 0)
+                for position, spec in enumerate(case.inputs)
+            ),
+        )
         for name, draw in kinds
-    ]  # fmt: skip
+    ]
 
 
 def _draw_far_out(shape: tuple[int, ...]) -> Tensor:

@@ -155,9 +155,14 @@ def plan_registered(claim: Claim, registered: Registered) -> PatternPlan | str:
     root = next((op for op in known if op in WEIGHTED), known[0])
     others = tuple(op for op in ops if op is not root)
     return PatternPlan(
-        root=root, samples=OP_SAMPLES[root], followers=others, fusion=None, addition=None, holds_qat=False,
+        root=root,
+        samples=OP_SAMPLES[root],
+        followers=others,
+        fusion=None,
+        addition=None,
+        holds_qat=False,
         registered=registered,
-    )  # fmt: skip
+    )
 
 
 def plan_pattern(claim: Claim) -> PatternPlan | str:
@@ -181,7 +186,7 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
         return _cannot_build(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
     return PatternPlan(
         root=root, samples=samples, followers=followers, fusion=fusion, addition=addition, holds_qat=chain[0] in QAT_OF
-    )  # fmt: skip
+    )
 
 
 def is_taken(limits: Mapping[str, Taken], is_trained_norm: bool, arguments: Arguments) -> bool:

@@ -47,9 +47,12 @@ def qconfig_for(claim: Claim, *, is_symmetric: bool = False) -> refimpl.QConfig:
         return suite
     qscheme = WEIGHT_OBSERVERS[claim.scheme][1] if claim.scheme in WEIGHT_OBSERVERS else None
     choose = partial(
-        claim.preparation.choose_qconfig, claim.dtypes, qscheme, has_weight=claim.scheme != NO_WEIGHT,
+        claim.preparation.choose_qconfig,
+        claim.dtypes,
+        qscheme,
+        has_weight=claim.scheme != NO_WEIGHT,
         is_qat=claim.flow == "qat",
-    )  # fmt: skip
+    )
     if claim.kind is Kind.FIXED:
         with contextlib.suppress(refimpl.QConfigError):
             return choose()

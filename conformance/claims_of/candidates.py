@@ -103,7 +103,7 @@ def plan_candidate(pattern: Pattern, changes: Arguments = MappingProxyType({})) 
     name = pattern_name(pattern)
     claim = Claim(
         id=name, pattern=name, dtype_config="", flow="ptq", scheme=NO_WEIGHT, index=0, entry=entry, dtypes=DTypeConfig()
-    )  # fmt: skip
+    )
     plan = plan_pattern(claim)
     if isinstance(plan, str):
         return plan

@@ -121,9 +121,11 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
     if "error" in values:
         raise QuantizerNotFound(str(values["error"]))
     written = WrittenClaims(
-        module=str(values["module"]), table=str(values["table"]), claims=int(str(values["claims"])),
+        module=str(values["module"]),
+        table=str(values["table"]),
+        claims=int(str(values["claims"])),
         patterns=int(str(values["patterns"])),
-    )  # fmt: skip
+    )
     if not written.claims:
         raise ProbingFailed(
             f"{written.table}\nthe Quantizer {str(request)!r} annotates none of {written.patterns} patterns: does it "
@@ -152,9 +154,11 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
         config, rows = merge_parts(request.name, parts)
     module = render_module(config, rows, _format_origin(request, quantizers, parts, rows), width=request.width)
     values: dict[str, Scalar] = {
-        "module": module, "table": render_table(rows), "claims": count_claims(rows),
+        "module": module,
+        "table": render_table(rows),
+        "claims": count_claims(rows),
         "patterns": len(rows),
-    }  # fmt: skip
+    }
     yield Measurement(topic=_TOPIC, subject=str(request), values=values)
 
 

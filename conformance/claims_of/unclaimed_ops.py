@@ -71,9 +71,14 @@ def _run(
         fault = found.fault
     fault = fault or Fault(rule="DTY-02", verdict=Verdict.VERIFIED, message="")
     yield ModelResult(
-        model=name, verdict=fault.verdict, rule=fault.rule, reason=fault.message, cases=len(probes.keys() - own),
-        seconds=round(time.perf_counter() - started, 6), evidence=evidence({}),
-    )  # fmt: skip
+        model=name,
+        verdict=fault.verdict,
+        rule=fault.rule,
+        reason=fault.message,
+        cases=len(probes.keys() - own),
+        seconds=round(time.perf_counter() - started, 6),
+        evidence=evidence({}),
+    )
 
 
 @guard("annotate.check_unclaimed")

@@ -35,20 +35,29 @@ from refimpl.patterns import leaf_name
 WIDTH = 88
 """The longest line that is written, unless another is asked for."""
 _SHORT = {
-    torch.quint8: "U8", torch.qint8: "S8", torch.qint32: "S32", torch.quint4x2: "U4", torch.float16: "F16",
-    torch.float32: "F32", None: "",
-}  # fmt: skip
+    torch.quint8: "U8",
+    torch.qint8: "S8",
+    torch.qint32: "S32",
+    torch.quint4x2: "U4",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    None: "",
+}
 _OBSERVE = {
     ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT: "DIFFERENT",
     ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "SHARE",
     ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "NOT_OBSERVED",
 }
 _NAMESPACES = {
-    "operator": "import operator", "builtins": "import builtins", "torch": "import torch",
-    "nni": "import torch.ao.nn.intrinsic as nni", "nniqat": "import torch.ao.nn.intrinsic.qat as nniqat",
-    "nnqat": "import torch.ao.nn.qat as nnqat", "nnqr": "import torch.ao.nn.quantized.reference as nnqr",
+    "operator": "import operator",
+    "builtins": "import builtins",
+    "torch": "import torch",
+    "nni": "import torch.ao.nn.intrinsic as nni",
+    "nniqat": "import torch.ao.nn.intrinsic.qat as nniqat",
+    "nnqat": "import torch.ao.nn.qat as nnqat",
+    "nnqr": "import torch.ao.nn.quantized.reference as nnqr",
     "F": "import torch.nn.functional as F",
-}  # fmt: skip
+}
 """How a written module imports a namespace; nn comes from torch."""
 _GETTERS = (onednn_fusers.root_node_getter, onednn_fusers.extra_inputs_getter)
 _OF_PYTHON = ("builtins", "functools", "operator", "typing")
@@ -57,16 +66,24 @@ _PUBLIC = {
     id(MatchAllNode): "MatchAllNode",
 }
 _FIELDS = (
-    "quant_min_lower_bound", "quant_max_upper_bound", "scale_min_lower_bound", "scale_max_upper_bound",
-    "scale_exact_match", "zero_point_exact_match",
-)  # fmt: skip
+    "quant_min_lower_bound",
+    "quant_max_upper_bound",
+    "scale_min_lower_bound",
+    "scale_max_upper_bound",
+    "scale_exact_match",
+    "zero_point_exact_match",
+)
 _NOTHING_UNSAID = "without notes:"
 _SCHEMES = '"""For Capabilities: a BackendConfig has no words for schemes of weights."""'
 _PARTS = {
-    "root_module": "root", "reference_quantized_module_for_root": "reference", "qat_module": "qat",
-    "fused_module": "fused", "fuser_method": "fuser", "num_tensor_args_to_observation_type": "by_tensors",
+    "root_module": "root",
+    "reference_quantized_module_for_root": "reference",
+    "qat_module": "qat",
+    "fused_module": "fused",
+    "fuser_method": "fuser",
+    "num_tensor_args_to_observation_type": "by_tensors",
     "input_type_to_index": "index",
-}  # fmt: skip
+}
 """What the written module calls the parts of an entry."""
 _ENTRY = '''
 
@@ -353,8 +370,5 @@ def _call(head: str, arguments: Sequence[str], *, indent: str, width: int, end: 
 
 def render_table(rows: Sequence[ProbeRow]) -> str:
     """Return the rows as a table: each pattern, with its dtypes and what the config leaves unsaid, or the reason."""
-    lines = [
-        (row.pattern, row.dtypes or "—", "; ".join((*row.schemes, *row.notes)) or row.reason)
-        for row in rows
-    ]  # fmt: skip
+    lines = [(row.pattern, row.dtypes or "—", "; ".join((*row.schemes, *row.notes)) or row.reason) for row in rows]
     return tabulate(lines, headers=("pattern", "dtypes", "unsaid, or why there is no claim"), tablefmt="simple")

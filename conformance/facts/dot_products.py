@@ -63,8 +63,11 @@ def _make_convolution(rank: int) -> Dot:
         pattern=kind,
         build=lambda weight, bias: _build(kind, (weight.shape[1] // taps, len(weight), 3), weight, bias, padding=1),
         lay_out=lambda x: x.reshape(len(x), -1, *[3] * rank),
-        taps=taps, at=taps // 2, rank=rank, pads=True,
-    )  # fmt: skip
+        taps=taps,
+        at=taps // 2,
+        rank=rank,
+        pads=True,
+    )
 
 
 def _make_transposed(rank: int) -> Dot:
@@ -95,10 +98,14 @@ DOTS: Mapping[str, Dot] = {
         pattern=nn.Conv2d,
         build=partial(_build, nn.Conv2d, (CHANNELS, CHANNELS, 3), padding=1, groups=CHANNELS),
         lay_out=lambda x: x.reshape(len(x), 1, 3, 3).expand(-1, CHANNELS, -1, -1).contiguous(),
-        taps=9, most=9, at=4, rank=2, pads=True,
+        taps=9,
+        most=9,
+        at=4,
+        rank=2,
+        pads=True,
     ),
     **{f"conv_transpose{rank}d": _make_transposed(rank) for rank in (1, 2, 3)},
-}  # fmt: skip
+}
 
 # -- running one ------------------------------------------------------------------------------------------------------
 

@@ -39,9 +39,18 @@ Choose = Callable[[Sequence[Any]], Any]
 
 INPUTS = ("x", "y", "z")
 SHAPES: tuple[Shape, ...] = (
-    (1, 1, 3, 4), (1, 3), (1, 2, 6), (1, 4, 5, 6), (2, 8, 7, 5), (3, 9), (2, 8, 7), (1, 16, 4, 4), (2, 3, 9, 8),
-    (4, 65), (1, 2, 3, 4, 5),
-)  # fmt: skip
+    (1, 1, 3, 4),
+    (1, 3),
+    (1, 2, 6),
+    (1, 4, 5, 6),
+    (2, 8, 7, 5),
+    (3, 9),
+    (2, 8, 7),
+    (1, 16, 4, 4),
+    (2, 3, 9, 8),
+    (4, 65),
+    (1, 2, 3, 4, 5),
+)
 """Shapes of the first input; most are images, which most patterns take."""
 CHANNELS = (1, 2, 4, 5, 8, 9, 16)
 REGIMES_DRAWN = ("signed", "positive", "negative", "skewed", "wide", "saturating_function")
@@ -268,9 +277,12 @@ class Drawing:
         if not self._is_taken(ops, OP_SAMPLES[ops[0]].resolve(arguments)):
             return
         call = DrawnCall(
-            name=f"v{len(self.calls)}", pattern=pattern, ops=tuple(map(leaf_name, ops)), inputs=inputs,
+            name=f"v{len(self.calls)}",
+            pattern=pattern,
+            ops=tuple(map(leaf_name, ops)),
+            inputs=inputs,
             arguments=arguments,
-        )  # fmt: skip
+        )
         shape = self._shape_of(call)
         if shape is not None:
             self.calls.append(replace(call, shape=shape))
@@ -292,10 +304,10 @@ class Drawing:
         if is_limited or (any(map(is_norm, ops)) and root is nn.Linear and len(shape) != 2):
             return []
         return [
-            each for each in options_for(root, shape)
-            if self._is_taken(ops, each)
-            and (self.has_numbers or isinstance(each.get("other", ""), str))
-        ]  # fmt: skip
+            each
+            for each in options_for(root, shape)
+            if self._is_taken(ops, each) and (self.has_numbers or isinstance(each.get("other", ""), str))
+        ]
 
     def _is_taken(self, ops: Sequence[Any], arguments: Arguments) -> bool:
         limits = self.capabilities.limits.get(leaf_name(ops[0]), {})

@@ -26,8 +26,19 @@ PAIRS = (operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.m
 """Ops of two tensors that are broadcast, or of a tensor and a number."""
 JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
 """Ops of a list of tensors."""
-_NOT_DRAWN = (operator.floordiv, torch.matmul, operator.matmul, "matmul", torch.bmm, "bmm", torch.addmm, "view",
-              "resize_", "size", "shape")  # fmt: skip
+_NOT_DRAWN = (
+    operator.floordiv,
+    torch.matmul,
+    operator.matmul,
+    "matmul",
+    torch.bmm,
+    "bmm",
+    torch.addmm,
+    "view",
+    "resize_",
+    "size",
+    "shape",
+)
 """Ops that do not take every value (but integers, matrices that fit, or contiguous memory), or return none."""
 _RARE: Arguments = {"inplace": True, "training": True, "_unbatched": True, "_uneven": True}
 """Arguments that are not drawn: in place, an op would change what others read; unbatched, no other op would fit."""
@@ -122,7 +133,9 @@ def _list_convolutions(op: Any, shape: Shape) -> list[dict[str, Any]]:
     layer = LayerShape(c_in=shape[1], c_out=1, batch=shape[0])
     variants = [{**arguments, "_network": None} for arguments in _variants_of(op)]
     return [
-        each for each in variants
-        if each.get("padding_mode", "zeros") == "zeros" and not each.get("output_size")
+        each
+        for each in variants
+        if each.get("padding_mode", "zeros") == "zeros"
+        and not each.get("output_size")
         and _runs(op, shape, {**each, "shape": layer})
-    ]  # fmt: skip
+    ]

@@ -91,9 +91,12 @@ def _run(number: int, setup: ModelSetup, claims: tuple[Claim, ...], bench: Bench
     waived = waived_patterns(claims, setup, bench.waived)
     patterns = {name: ops for name, ops in patterns_of(claims, setup).items() if name not in waived}
     drawing = partial(
-        Drawing, patterns=_share(patterns, number), capabilities=bench.capabilities,
-        is_trained=setup.flow == "qat", has_numbers=number == 0,
-    )  # fmt: skip
+        Drawing,
+        patterns=_share(patterns, number),
+        capabilities=bench.capabilities,
+        is_trained=setup.flow == "qat",
+        has_numbers=number == 0,
+    )
     search = Search(bench, name, claims, setup)
     graph = search.find_smallest(drawing, Random(bench.seed_for(name))) if patterns else None
     check, script = (search.check_without_failure(), "") if graph is None else search.reproduce(graph)
@@ -154,9 +157,14 @@ class Search:
             return drawing(choose=make_chooser(partial(draw, strategies.booleans()))).draw()
 
         settings = hypothesis.settings(
-            database=None, deadline=None, derandomize=False, print_blob=False, verbosity=hypothesis.Verbosity.quiet,
-            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink), max_examples=self._bench.effort.graphs,
-        )  # fmt: skip
+            database=None,
+            deadline=None,
+            derandomize=False,
+            print_blob=False,
+            verbosity=hypothesis.Verbosity.quiet,
+            phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            max_examples=self._bench.effort.graphs,
+        )
         with contextlib.suppress(hypothesis.errors.NoSuchExample):
             return self._reduce(hypothesis.find(graphs(), self._fails, settings=settings, random=random))
         if self._in_float is None:
@@ -227,9 +235,14 @@ class Search:
         """Return a check that says that the backend's process died or hung, or that the suite failed."""
         fault = fault_of_lost_work(WorkResult(ending=ending, message=message, text=text))
         return Check(
-            claim=self._name, stage="numerics", rule="", outcome="error", verdict=fault.verdict, message=fault.message,
+            claim=self._name,
+            stage="numerics",
+            rule="",
+            outcome="error",
+            verdict=fault.verdict,
+            message=fault.message,
             evidence=evidence(fault.evidence),
-        )  # fmt: skip
+        )
 
     def _judge_unit(self, unit: ModelUnit) -> Check:
         *_, judged = judge_model(self._bench, unit)
@@ -253,11 +266,16 @@ class Search:
         shown = {} if otherwise is verdict else {"otherwise": otherwise.value}
         distances = [check.max_lsb for check in judged if isinstance(check.max_lsb, float)]
         return Check(
-            claim=self._name, stage="numerics", rule="NUM-03", outcome="pass" if judged else "skip", verdict=verdict,
+            claim=self._name,
+            stage="numerics",
+            rule="NUM-03",
+            outcome="pass" if judged else "skip",
+            verdict=verdict,
             message=message if judged else "; ".join(dict.fromkeys(check.message for check in checks)) or _NOTHING,
-            max_lsb=max(distances, default=None), cases=len(checks),
+            max_lsb=max(distances, default=None),
+            cases=len(checks),
             evidence=evidence({"graphs": len(checks), "unexercised": len(checks) - len(judged), **shown}),
-        )  # fmt: skip
+        )
 
     def reproduce(self, graph: DrawnGraph) -> tuple[Check, str]:
         """Return the check of a graph that failed, and its script ("" if none can be written)."""

@@ -41,12 +41,14 @@ def list_foreign_code(names: Iterable[str], plugins: Collection[object] = (), ve
     loaded += [(module.__name__, module) for module in hooked if module is not None]
     foreign = {path: name for name, module in loaded if (path := _find_file(module)) and not _is_known(path)}
     of_plugins, packages = set(map(_find_file, hooked)), set(foreign.values())
-    return sorted({
-        (OF_VENDOR if any(path == place or path.startswith(place + os.sep) for place in vendors) else "")
-        + _describe(name, path, of_plugins)
-        for path, name in foreign.items()
-        if path in of_plugins or name.rpartition(".")[0] not in packages
-    })  # fmt: skip
+    return sorted(
+        {
+            (OF_VENDOR if any(path == place or path.startswith(place + os.sep) for place in vendors) else "")
+            + _describe(name, path, of_plugins)
+            for path, name in foreign.items()
+            if path in of_plugins or name.rpartition(".")[0] not in packages
+        }
+    )
 
 
 def _find_file(module: object) -> str:

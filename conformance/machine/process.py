@@ -21,8 +21,10 @@ MOST_OUTPUT = 1 << 20
 """Maximal number of bytes that are kept of a process's output."""
 TAIL = 4000
 """Number of characters of that output that are shown."""
-OWN_FRAMES = (f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}machine',
-              f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}remote')  # fmt: skip
+OWN_FRAMES = (
+    f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}machine',
+    f'  File "{os.path.dirname(os.path.dirname(__file__))}{os.sep}remote',
+)
 """How the frames of the suite's own loops begin in a dumped stack: they, and what called them, are not shown."""
 MOST_FILES = 4096
 """Descriptors from this number on are not looked at."""

@@ -34,15 +34,22 @@ PACKAGES = ("backends", "conformance", "refimpl", "reports", "fx_quant_conforman
 _OWN = Path(__file__).resolve()
 _CODE = tuple(all_suffixes())
 """How the names of files end that Python imports: sources, compiled code, extensions."""
-_OF_PYTEST = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini",
-                        "setup.cfg"})  # fmt: skip
+_OF_PYTEST = frozenset(
+    {"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml", "tox.ini", "setup.cfg"}
+)
 """Names of files that tell pytest what to load."""
 FIRST = (
-    "conftest.py", "conformance/__init__.py", "conformance/conftest.py", "conformance/machine/__init__.py",
-    "conformance/machine/bytecode.py", "conformance/machine/compiled.py", "conformance/machine/release.py",
+    "conftest.py",
+    "conformance/__init__.py",
+    "conformance/conftest.py",
+    "conformance/machine/__init__.py",
+    "conformance/machine/bytecode.py",
+    "conformance/machine/compiled.py",
+    "conformance/machine/release.py",
     "conformance/machine/toml.py",
-    "fx_quant_conformance/__init__.py", "fx_quant_conformance/plugin.py",
-)  # fmt: skip
+    "fx_quant_conformance/__init__.py",
+    "fx_quant_conformance/plugin.py",
+)
 """The modules that a run may load before it compiles the suite from its sources (`conformance.machine.bytecode`)."""
 _BY_TIME, _BY_HASH = 0, 3
 """How a cached file names its source: by time and size, or by its hash."""

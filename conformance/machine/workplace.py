@@ -168,9 +168,15 @@ class Workplace:
     """
 
     def __init__(
-        self, recipe: Recipe, make_worker: Callable[[], Child] | None = None, *, limit: float, holds: str = "",
-        keeps: bool = True, first: Child | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        recipe: Recipe,
+        make_worker: Callable[[], Child] | None = None,
+        *,
+        limit: float,
+        holds: str = "",
+        keeps: bool = True,
+        first: Child | None = None,
+    ) -> None:
         self._recipe = recipe
         self._worker = None if make_worker is None else KeptWorker(make_worker)
         self._limit = limit
@@ -212,13 +218,17 @@ class Workplace:
         grace, goes_on = 0.0 if worker is None else GRACE, False
         try:
             end = judge.ask(
-                request, limit=self._limit + grace, take=lambda line: messages.append(from_line(line)),
+                request,
+                limit=self._limit + grace,
+                take=lambda line: messages.append(from_line(line)),
                 answer=None if self._worker is None else self._worker.answer,
-            ).head  # fmt: skip
+            ).head
             result = WorkResult(
-                ending=Ending(end["ending"]), message=str(end["message"]), text=str(end["text"]),
+                ending=Ending(end["ending"]),
+                message=str(end["message"]),
+                text=str(end["text"]),
                 is_final=bool(end["is_final"]),
-            )  # fmt: skip
+            )
             goes_on = result.ending is not Ending.ERROR
             if result.ending is not Ending.DONE and self._worker is not None:
                 self._worker.close()

@@ -47,12 +47,14 @@ def _build_prelu(op: Any, arguments: Arguments) -> Step:
 
 _PRELU = OpSamples(
     arguments={
-        "num_parameters": (1, 7, 65), "init": (0.25, 1.5, -0.5),
-        "shape": ((2, 7, 3, 3), (65,), (4, 65), (1, 7, 63), (1, 7, 3, 4, 5)), **PLACES,
+        "num_parameters": (1, 7, 65),
+        "init": (0.25, 1.5, -0.5),
+        "shape": ((2, 7, 3, 3), (65,), (4, 65), (1, 7, 63), (1, 7, 3, 4, 5)),
+        **PLACES,
     },
     step=_build_prelu,
     is_valid=lambda a: a["num_parameters"] == 1 or a["num_parameters"] in a["shape"][1:2],
-)  # fmt: skip
+)
 
 
 def _call_prelu(op: Any, arguments: Arguments) -> Step:
@@ -69,11 +71,12 @@ _PRELU_FUNCTION = replace(
     _PRELU,
     arguments={
         **{name: values for name, values in _PRELU.arguments.items() if name not in PLACES},
-        "input": TENSOR, "weight": Fixed(reason="a tensor: its size and values are num_parameters and init"),
+        "input": TENSOR,
+        "weight": Fixed(reason="a tensor: its size and values are num_parameters and init"),
         "_by_name": (False, True),
     },
     step=_call_prelu,
-)  # fmt: skip
+)
 
 
 def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, **more: Any) -> OpSamples:
@@ -105,9 +108,7 @@ _ACTIVATIONS: dict[Any, OpSamples] = {
         (F.hardswish, F.hardsigmoid), sample_elementwise(call(inplace=False), input=TENSOR, inplace=INPLACE)
     ),
     **dict.fromkeys((nn.Sigmoid, nn.Tanh), sample_elementwise(construct, args=_IGNORED, kwargs=_IGNORED)),
-    **dict.fromkeys(
-        (torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), sample_elementwise(call())
-    ),
+    **dict.fromkeys((torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), sample_elementwise(call())),
     nn.Softmax: _sample_softmax(construct, -1, 1, 0, None),
     F.softmax: _sample_softmax(
         call(dim=None), -1, 1, 0, None, input=TENSOR, dtype=_FLOAT_DTYPE, _stacklevel=Fixed(reason="of a warning")
@@ -120,7 +121,7 @@ _ACTIVATIONS: dict[Any, OpSamples] = {
     F.gelu: sample_elementwise(call(approximate="none"), approximate=("none", "tanh")),
     nn.Softplus: sample_elementwise(construct, **_BETA),
     F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), **_BETA),
-}  # fmt: skip
+}
 
 # -- normalisations ---------------------------------------------------------------------------------------------------
 
@@ -170,10 +171,12 @@ def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
     extents = ((9,), (3, 5), (2, 3, 2))[rank - 1]
     large = ((1025,), (33, 17), (9, 8, 7))[rank - 1]
     varied: dict[str, tuple[Any, ...] | Fixed] = {
-        "eps": (1e-5, 0.0625), "affine": (is_batch, not is_batch), "track_running_stats": (is_batch, not is_batch),
+        "eps": (1e-5, 0.0625),
+        "affine": (is_batch, not is_batch),
+        "track_running_stats": (is_batch, not is_batch),
         "bias": _BIAS,
         "shape": ((2, 7, *extents), (1, 65, *extents), (4, 8, *extents), (1, 1, *large), (1, 64, *extents)),
-    } | ({} if is_batch else {"_unbatched": (False, True)})  # fmt: skip
+    } | ({} if is_batch else {"_unbatched": (False, True)})
     common = {name: values[0] for name, values in varied.items() if not isinstance(values, Fixed)}
     named = ("eps", "affine", "track_running_stats", "bias")
     rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
@@ -248,24 +251,29 @@ def _normalize_instances(op: Any, uses_input: bool, eps: float, x: Any, weight: 
 
 
 _STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and then they are needed")
-_PARAMETERS: dict[str, Any] = {
-    "input": TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)
-}  # fmt: skip
+_PARAMETERS: dict[str, Any] = {"input": TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)}
 _GROUPS: dict[str, Any] = {
-    "num_groups": (2, 1, 8), "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2))
-}  # fmt: skip
+    "num_groups": (2, 1, 8),
+    "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2)),
+}
 _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.LayerNorm: OpSamples(
-        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES}, step=_build_layer_norm,
-        is_valid=_has_axes, derived=_derive_axes,
+        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES},
+        step=_build_layer_norm,
+        is_valid=_has_axes,
+        derived=_derive_axes,
     ),
     F.layer_norm: OpSamples(
         arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes, derived=_derive_axes
     ),
     nn.GroupNorm: OpSamples(
         arguments={
-            "num_channels": _CHANNELS, **_GROUPS, "eps": (1e-5, 0.0625), "affine": (True, False),
-            "bias": _BIAS, **PLACES,
+            "num_channels": _CHANNELS,
+            **_GROUPS,
+            "eps": (1e-5, 0.0625),
+            "affine": (True, False),
+            "bias": _BIAS,
+            **PLACES,
         },
         step=_build_group_norm,
         is_valid=lambda a: a.get("bias", True) or a["affine"],
@@ -273,7 +281,10 @@ _NORMALISATIONS: dict[Any, OpSamples] = {
     F.group_norm: OpSamples(arguments={**_PARAMETERS, **_GROUPS}, step=_call_group_norm),
     F.instance_norm: OpSamples(
         arguments={
-            **_PARAMETERS, "running_mean": _STATISTICS, "running_var": _STATISTICS, "momentum": _MOMENTUM,
+            **_PARAMETERS,
+            "running_mean": _STATISTICS,
+            "running_var": _STATISTICS,
+            "momentum": _MOMENTUM,
             "use_input_stats": (True, False),
             "shape": ((2, 7, 3, 5), (1, 65, 9), (4, 8, 3, 3), (1, 1, 33, 17), (1, 7, 2, 3, 2)),
         },
@@ -284,6 +295,6 @@ _NORMALISATIONS: dict[Any, OpSamples] = {
     nn.InstanceNorm3d: _sample_channel_norm(3, is_batch=False),
     nn.BatchNorm2d: _sample_channel_norm(2, is_batch=True),
     nn.BatchNorm3d: _sample_channel_norm(3, is_batch=True),
-}  # fmt: skip
+}
 
 OP_SAMPLES: dict[Any, OpSamples] = {**_ACTIVATIONS, **_NORMALISATIONS}

@@ -72,27 +72,40 @@ def _is_valid_binary(arguments: Arguments) -> bool:
 def _sample_binary(**alpha: tuple[float, ...]) -> OpSamples:
     return OpSamples(
         arguments={
-            "other": ("tensor", "itself", 2, 0.3, -1.5), **alpha, "shape": _PAIRS, "_number_first": (False, True)
+            "other": ("tensor", "itself", 2, 0.3, -1.5),
+            **alpha,
+            "shape": _PAIRS,
+            "_number_first": (False, True),
         },
         inputs=_make_inputs,
         step=_call_binary,
         is_valid=_is_valid_binary,
         known=({"shape": (LARGE["shape"], LARGE["shape"])}, {"shape": (LARGE["shape"], LARGE["shape"][-1:])}),
-    )  # fmt: skip
+    )
 
 
 _FLOOR = sample_elementwise(call("other"), known=(), other=(2, 0.5, -1.5))
 """⌊x / d⌋ of a tensor. Models use the op on sizes; on those there are no dtypes to claim, and nothing is quantized."""
 
 _MATRICES: tuple[tuple[Shape, Shape], ...] = (
-    ((3, 9), (9, 5)), ((2, 8, 7), (2, 7, 8)), ((2, 1, 3, 65), (4, 65, 1)), ((63,), (63,)), ((7,), (7, 9)),
-    ((2, 9, 7), (7,)), ((1, 2, 1, 3, 4), (4, 3)), ((2, 1025), (1025, 3)), ((64, 1), (1, 64)),
-)  # fmt: skip
+    ((3, 9), (9, 5)),
+    ((2, 8, 7), (2, 7, 8)),
+    ((2, 1, 3, 65), (4, 65, 1)),
+    ((63,), (63,)),
+    ((7,), (7, 9)),
+    ((2, 9, 7), (7,)),
+    ((1, 2, 1, 3, 4), (4, 3)),
+    ((2, 1025), (1025, 3)),
+    ((64, 1), (1, 64)),
+)
 _MATMUL = OpSamples(arguments={"shape": _MATRICES, "other": TENSOR}, inputs=_make_inputs, step=call())
 _BATCHES: tuple[tuple[Shape, Shape], ...] = (
-    ((2, 3, 9), (2, 9, 5)), ((1, 8, 65), (1, 65, 7)), ((3, 1, 63), (3, 63, 1)), ((2, 9, 1), (2, 1, 8)),
+    ((2, 3, 9), (2, 9, 5)),
+    ((1, 8, 65), (1, 65, 7)),
+    ((3, 1, 63), (3, 63, 1)),
+    ((2, 9, 1), (2, 1, 8)),
     ((1, 2, 1025), (1, 1025, 3)),
-)  # fmt: skip
+)
 _BMM = OpSamples(arguments={"shape": _BATCHES, "out_dtype": _FLOAT_DTYPE}, inputs=_make_inputs, step=call())
 _QUOTIENT = sample_elementwise(call("other"), other=(2, 0.3, -8.0))
 """x / d by a number. The grid of a quantized divisor holds zero, for which there is no exact result."""
@@ -112,13 +125,19 @@ def _add_product(op: Any, arguments: Arguments) -> Step:
 
 _ADDMM = OpSamples(
     arguments={
-        "beta": (1, 0.5, -1), "alpha": (1, 2, -0.5), "out_dtype": _FLOAT_DTYPE,
-        "shape": (((3, 5), (3, 9), (9, 5)), ((5,), (3, 8), (8, 5)), ((3, 1), (3, 1025), (1025, 1)),
-                  ((1, 65), (64, 7), (7, 65))),
+        "beta": (1, 0.5, -1),
+        "alpha": (1, 2, -0.5),
+        "out_dtype": _FLOAT_DTYPE,
+        "shape": (
+            ((3, 5), (3, 9), (9, 5)),
+            ((5,), (3, 8), (8, 5)),
+            ((3, 1), (3, 1025), (1025, 1)),
+            ((1, 65), (64, 7), (7, 65)),
+        ),
     },
     inputs=lambda arguments: (Input(shape=arguments["shape"][1]),),
     step=_add_product,
-)  # fmt: skip
+)
 
 # -- lists of tensors -------------------------------------------------------------------------------------------------
 
@@ -137,13 +156,20 @@ def _can_cat(arguments: Arguments) -> bool:
 _CAT = OpSamples(
     arguments={
         "dim": (0, 1, -1, -2),
-        "shape": (((2, 7), (3, 7)), ((2, 7, 3, 3), (2, 7, 3, 3)), ((65,), (1,)), ((2, 8, 3), (2, 9, 3), (2, 1, 3)),
-                  ((4, 3, 63), (4, 3, 64)), ((1, 2, 2, 3, 9), (1, 2, 2, 1, 9)), ((4, 8),)),
+        "shape": (
+            ((2, 7), (3, 7)),
+            ((2, 7, 3, 3), (2, 7, 3, 3)),
+            ((65,), (1,)),
+            ((2, 8, 3), (2, 9, 3), (2, 1, 3)),
+            ((4, 3, 63), (4, 3, 64)),
+            ((1, 2, 2, 3, 9), (1, 2, 2, 1, 9)),
+            ((4, 8),),
+        ),
     },
     inputs=_make_inputs,
     step=_join,
     is_valid=_can_cat,
-)  # fmt: skip
+)
 _STACK = OpSamples(
     arguments={
         "dim": (0, 1, -1),
@@ -163,12 +189,15 @@ def _clamp(op: Any, arguments: Arguments) -> Step:
 
 _CLAMP = OpSamples(
     arguments={
-        "min": (-0.5, None, 0.0, 0.3), "max": (0.6, None, 1, 6.0), "shape": ANY_SHAPE, "_by_name": (False, True)
+        "min": (-0.5, None, 0.0, 0.3),
+        "max": (0.6, None, 1, 6.0),
+        "shape": ANY_SHAPE,
+        "_by_name": (False, True),
     },
     step=_clamp,
     is_valid=lambda arguments: arguments["min"] is not None or arguments["max"] is not None,
     known=(LARGE,),
-)  # fmt: skip
+)
 _OLD_NAME = Fixed(reason="an old name of the bound, which warns")
 _BOUNDS: dict[str, tuple[Any, ...]] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
 _IGNORED = Fixed(reason="taken by the constructor and ignored")
@@ -232,11 +261,12 @@ _PAD = OpSamples(
 )
 _PAD_MODULE = OpSamples(
     arguments={
-        "padding": (1, (0, 1, 2, 0), (-1, 1, 0, -2)), "value": (0.0, 0.5, -0.3),
+        "padding": (1, (0, 1, 2, 0), (-1, 1, 0, -2)),
+        "value": (0.0, 0.5, -0.3),
         "shape": ((2, 7, 4, 5), (8, 4, 5), (1, 65, 3, 3), (4, 9)),
     },
     step=construct,
-)  # fmt: skip
+)
 
 
 def _fits_padding(rank: int, arguments: Arguments) -> bool:

@@ -85,12 +85,14 @@ def _can_narrow(arguments: Arguments) -> bool:
 
 _NARROW = OpSamples(
     arguments={
-        "dim": (1, 0, -1, -2), "start": (2, 0, -3), "length": (3, 1, 7),
+        "dim": (1, 0, -1, -2),
+        "start": (2, 0, -3),
+        "length": (3, 1, 7),
         "shape": ((2, 9), (65,), (8, 7, 9), (3, 7, 8, 9), (1, 8, 3, 7, 10)),
     },
     step=call("dim", "start", "length"),
     is_valid=_can_narrow,
-)  # fmt: skip
+)
 
 
 def _repeat_each(op: Any, arguments: Arguments) -> Step:
@@ -105,12 +107,14 @@ def _repeat_each(op: Any, arguments: Arguments) -> Step:
 
 _REPEAT_INTERLEAVE = OpSamples(
     arguments={
-        "repeats": (2, "tensor", 1), "dim": (None, 1, 0, -1), "output_size": (None, True),
+        "repeats": (2, "tensor", 1),
+        "dim": (None, 1, 0, -1),
+        "output_size": (None, True),
         "shape": ((2, 9), (65,), (4, 1, 7), (2, 7, 3, 3), (1, 2, 3, 4, 5)),
     },
     step=_repeat_each,
     is_valid=lambda arguments: are_axes(len(arguments["shape"]), arguments["dim"]),
-)  # fmt: skip
+)
 _REPEAT = OpSamples(
     arguments={
         "repeats": ((2, 1, 3), (2, 2), (1, 3, 1, 2), (2, 1, 1, 3, 2), (3,)),

@@ -46,8 +46,12 @@ def draw_table(rows: int, columns: int) -> Tensor:
 _GRADIENTS = {"scale_grad_by_freq": (False, True), "sparse": (False, True)}
 _TABLE = {"num_embeddings": (10, 1, 300), "embedding_dim": (8, 7, 64, 66)}
 _EMBEDDING: Mapping[str, tuple[Any, ...]] = {
-    **_TABLE, "shape": ((5,), (2, 3), (0,), (2, 1, 3)), "_int32": (False, True), "padding_idx": (None, 0), **_GRADIENTS
-}  # fmt: skip
+    **_TABLE,
+    "shape": ((5,), (2, 3), (0,), (2, 1, 3)),
+    "_int32": (False, True),
+    "padding_idx": (None, 0),
+    **_GRADIENTS,
+}
 
 
 def _make_indices(shape: tuple[int, ...], arguments: Arguments) -> Input:
@@ -84,10 +88,16 @@ class Bags(nn.Module):
 
 
 _BAG: Mapping[str, tuple[Any, ...]] = {
-    **_TABLE, "mode": ("mean", "sum", "max"), "include_last_offset": (False, True), "padding_idx": (None, 0),
-    **_GRADIENTS, "offsets": (True, False), "per_sample_weights": (False, True), "_bags": (1, 3),
+    **_TABLE,
+    "mode": ("mean", "sum", "max"),
+    "include_last_offset": (False, True),
+    "padding_idx": (None, 0),
+    **_GRADIENTS,
+    "offsets": (True, False),
+    "per_sample_weights": (False, True),
+    "_bags": (1, 3),
     "_int32": (False, True),
-}  # fmt: skip
+}
 _COUNT = 7  # of indices in all bags, or in each
 
 
@@ -185,9 +195,15 @@ def _make_states(states: int, arguments: Arguments) -> tuple[Input, ...]:
 def _sample_sequence(states: int) -> OpSamples:
     """An LSTM or a GRU. One step from given states shows each state separately; several, how they follow each other."""
     varied: dict[str, tuple[Any, ...]] = {
-        **_WIDTHS, "num_layers": (1, 2), "bias": (True, False), "batch_first": (False, True), "dropout": (0.0, 0.5),
-        "bidirectional": (False, True), **_CALLS, "_steps": (2, 1, 3),
-    }  # fmt: skip
+        **_WIDTHS,
+        "num_layers": (1, 2),
+        "bias": (True, False),
+        "batch_first": (False, True),
+        "dropout": (0.0, 0.5),
+        "bidirectional": (False, True),
+        **_CALLS,
+        "_steps": (2, 1, 3),
+    }
 
     def is_valid(arguments: Arguments) -> bool:
         if arguments["dropout"] and arguments["num_layers"] == 1:
@@ -228,7 +244,9 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     ),
     F.embedding: OpSamples(
         arguments={
-            **_EMBEDDING, "weight": _DRAWN, "input": Fixed(reason="indices: their shape is varied under shape"),
+            **_EMBEDDING,
+            "weight": _DRAWN,
+            "input": Fixed(reason="indices: their shape is varied under shape"),
             **_RENORMALIZED,
         },
         inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
@@ -246,4 +264,4 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     nn.LSTMCell: _sample_cell(2),
     nn.GRUCell: _sample_cell(1),
     nn.RNNCell: _sample_cell(1, nonlinearity=("tanh", "relu")),
-}  # fmt: skip
+}

@@ -41,13 +41,17 @@ MEMBERS: dict[Any, tuple[Any, ...]] = {
 
 _SAME_NAME = {
     nnqat: (nn, "Linear Conv1d Conv2d Conv3d Embedding EmbeddingBag"),
-    nniqat: (nni, "ConvBn1d ConvBn2d ConvBn3d ConvBnReLU1d ConvBnReLU2d ConvBnReLU3d ConvReLU1d ConvReLU2d ConvReLU3d "
-                  "LinearReLU LinearBn1d"),
-}  # fmt: skip
+    nniqat: (
+        nni,
+        "ConvBn1d ConvBn2d ConvBn3d ConvBnReLU1d ConvBnReLU2d ConvBnReLU3d ConvReLU1d ConvReLU2d ConvReLU3d "
+        "LinearReLU LinearBn1d",
+    ),
+}
 QAT_OF: dict[Any, Any] = {
     getattr(qat_module, name): getattr(float_module, name)
-    for qat_module, (float_module, names) in _SAME_NAME.items() for name in names.split()
-}  # fmt: skip
+    for qat_module, (float_module, names) in _SAME_NAME.items()
+    for name in names.split()
+}
 """The class that each QAT class is made of by ``from_float``: a float one, or a fused one."""
 
 
@@ -79,9 +83,24 @@ def _build_batch_norm(kind: Any, channels: int) -> Step:
 _SLOPE = 0.3125  # not the default, 0.01
 # What is given by position counts as an argument pattern, and a chain has one for each op (PAT-04): the rest has names.
 _BY_DEFAULT = (
-    nn.ReLU6, F.relu6, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid, torch.sigmoid, "sigmoid",
-    nn.SiLU, F.silu, nn.Mish, F.mish, nn.GELU, F.gelu, nn.Softplus, F.softplus,
-)  # fmt: skip
+    nn.ReLU6,
+    F.relu6,
+    nn.Hardswish,
+    F.hardswish,
+    nn.Hardsigmoid,
+    F.hardsigmoid,
+    nn.Sigmoid,
+    torch.sigmoid,
+    "sigmoid",
+    nn.SiLU,
+    F.silu,
+    nn.Mish,
+    F.mish,
+    nn.GELU,
+    F.gelu,
+    nn.Softplus,
+    F.softplus,
+)
 _BENDING: dict[Any, Arguments] = {
     **{op: {} for op in _BY_DEFAULT},
     **{op: {"min_val": -0.3, "max_val": 0.7} for op in (nn.Hardtanh, F.hardtanh)},

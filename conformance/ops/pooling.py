@@ -18,8 +18,12 @@ _INDICES = Fixed(reason="the indices are a second, integer output, in addition t
 
 def _list_shapes(rank: int) -> tuple[Shape, ...]:
     """A batch of images whose axes differ in length; one image without a batch; many channels; one channel."""
-    return ((2, 9, 8, 7, 6)[: rank + 2], (7, 9, 8, 7)[: rank + 1], (1, 65, 5, 6, 5)[: rank + 2],
-            (4, 1, 9, 5, 5)[: rank + 2])  # fmt: skip
+    return (
+        (2, 9, 8, 7, 6)[: rank + 2],
+        (7, 9, 8, 7)[: rank + 1],
+        (1, 65, 5, 6, 5)[: rank + 2],
+        (4, 1, 9, 5, 5)[: rank + 2],
+    )
 
 
 def _vary_windows(rank: int) -> dict[str, tuple[Any, ...]]:
@@ -33,10 +37,13 @@ def _vary_windows(rank: int) -> dict[str, tuple[Any, ...]]:
 
 
 _KNOWN: tuple[Arguments, ...] = (
-    {"kernel_size": 2}, {"kernel_size": 2, "stride": 2}, {"kernel_size": 3, "stride": 2, "padding": 1},
-    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}, {"kernel_size": 3, "stride": 2},
+    {"kernel_size": 2},
+    {"kernel_size": 2, "stride": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+    {"kernel_size": 3, "stride": 2},
     {"kernel_size": 5, "stride": 1, "padding": 2},
-)  # fmt: skip
+)
 """The windows of VGG, ResNet, GoogLeNet and SqueezeNet, and of spatial pyramid pooling."""
 
 
@@ -59,25 +66,26 @@ def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
     dilations = (1, 2, (1, 2, 2)[:rank])
     return OpSamples(
         arguments={
-            **_vary_windows(rank), "dilation": dilations, "return_indices": _INDICES, "shape": _list_shapes(rank)
+            **_vary_windows(rank),
+            "dilation": dilations,
+            "return_indices": _INDICES,
+            "shape": _list_shapes(rank),
         },
         step=construct if is_module else call("kernel_size", stride=None, padding=0, dilation=1, ceil_mode=False),
         is_valid=partial(_fits_windows, rank),
         known=tuple(_list_known(rank)),
-    )  # fmt: skip
+    )
 
 
 def _sample_avg_pool(rank: int, *, is_module: bool) -> OpSamples:
     divisors: dict[str, tuple[Any, ...]] = {"divisor_override": (None, 7)} if rank > 1 else {}
     options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, **dict.fromkeys(divisors)}
     return OpSamples(
-        arguments={
-            **_vary_windows(rank), "count_include_pad": (True, False), **divisors, "shape": _list_shapes(rank)
-        },
+        arguments={**_vary_windows(rank), "count_include_pad": (True, False), **divisors, "shape": _list_shapes(rank)},
         step=construct if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: _fits_windows(rank, arguments) and _is_counted(arguments),
         known=tuple(_list_known(rank)[: -1 if rank == 3 else None]),  # in three axes padding does not help to fit
-    )  # fmt: skip
+    )
 
 
 def _is_counted(arguments: Arguments) -> bool:
@@ -155,13 +163,14 @@ _UPSAMPLE = replace(
 )
 _UPSAMPLE_2D = OpSamples(
     arguments={
-        "size": (None, 5, (11, 3)), "scale_factor": (2, 1.5, (0.75, 3.0)),
+        "size": (None, 5, (11, 3)),
+        "scale_factor": (2, 1.5, (0.75, 3.0)),
         "shape": ((2, 7, 5, 6), (1, 65, 4, 3), (4, 1, 9, 5)),
     },
     step=_construct_upsample,
     is_valid=lambda arguments: arguments["size"] is None or arguments["scale_factor"] == 2,
     known=({"size": 5, "shape": (2, 5, 1, 1)},),
-)  # fmt: skip
+)
 _UPSAMPLING: dict[Any, OpSamples] = {
     F.interpolate: _INTERPOLATE,
     nn.Upsample: _UPSAMPLE,
@@ -170,8 +179,11 @@ _UPSAMPLING: dict[Any, OpSamples] = {
 
 _MAX = ((nn.MaxPool1d, F.max_pool1d), (nn.MaxPool2d, F.max_pool2d), (nn.MaxPool3d, F.max_pool3d))
 _AVG = ((nn.AvgPool1d, F.avg_pool1d), (nn.AvgPool2d, F.avg_pool2d), (nn.AvgPool3d, F.avg_pool3d))
-_ADAPTIVE = ((nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d), (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
-             (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d))  # fmt: skip
+_ADAPTIVE = (
+    (nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d),
+    (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
+    (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d),
+)
 
 OP_SAMPLES: dict[Any, OpSamples] = {
     op: sample(rank, is_module=isinstance(op, type))

@@ -97,9 +97,11 @@ class OpSamples:
         away = {name: values[1:] for name, values in self._varied.items()}
         pairs = [
             {a: x, b: y}
-            for a, b in itertools.combinations(away, 2) for x in away[a] for y in away[b]
+            for a, b in itertools.combinations(away, 2)
+            for x in away[a]
+            for y in away[b]
             if self.is_valid({**base, a: x, b: y})
-        ]  # fmt: skip
+        ]
         while pairs:
             arguments = {**base, **pairs[0]}
             for name in [name for name in away if name not in pairs[0]]:

@@ -120,9 +120,13 @@ MORE_NETWORKS = (
 )
 # The usual numbers, the same along all axes; by rank, a reduction whose sum is beyond what float32 holds exactly.
 _USUAL: tuple[Arguments, ...] = (
-    {"stride": 2}, {"padding": 1}, {"stride": 2, "padding": 1}, {"dilation": 2}, {"dilation": 2, "padding": 2},
+    {"stride": 2},
+    {"padding": 1},
+    {"stride": 2, "padding": 1},
+    {"dilation": 2},
+    {"dilation": 2, "padding": 2},
     {"kernel_size": 2, "stride": 2},
-)  # fmt: skip
+)
 _LARGE_REDUCTION = {1: LayerShape(c_in=300, c_out=9), 2: LayerShape(c_in=100, c_out=9), 3: LayerShape(c_in=33, c_out=9)}
 # Channels that fill no tile; a large reduction, of several images; groups; depthwise with a multiplier and without.
 LAYERS = (
@@ -143,9 +147,10 @@ _IN_MODULES = {"in_channels": _CHANNELS, "out_channels": _CHANNELS, "groups": _C
 _IN_FUNCTIONS = {"input": TENSOR, "weight": TENSOR, "groups": _CHANNELS, "_positional": (False, True)}
 _MODES = {"padding_mode": ("zeros", "reflect", "replicate", "circular")}
 _IN_TRANSPOSED = {
-    **_IN_MODULES, "output_size": (None, "largest"),
+    **_IN_MODULES,
+    "output_size": (None, "largest"),
     "padding_mode": Fixed(reason="transposed convolutions have padding_mode='zeros' only"),
-}  # fmt: skip
+}
 
 
 _GEOMETRY = ("kernel_size", "stride", "padding", "output_padding", "dilation")
@@ -159,13 +164,21 @@ def _vary_arguments(rank: int, *, is_transposed: bool) -> dict[str, Any]:
     dilation = {"dilation": (1, (2, 1, 2)[:rank]), "bias": (True, False)}
     if is_transposed:
         return {
-            **geometry, "padding": (0, (1, 2, 0)[:rank]), "output_padding": (0, (1, 0, 1)[:rank]), **dilation,
-            "_network": (None, UP, NETWORKS[1], NETWORKS[3]), "_unbatched": (False, True),
-        }  # fmt: skip
+            **geometry,
+            "padding": (0, (1, 2, 0)[:rank]),
+            "output_padding": (0, (1, 0, 1)[:rank]),
+            **dilation,
+            "_network": (None, UP, NETWORKS[1], NETWORKS[3]),
+            "_unbatched": (False, True),
+        }
     return {
-        **geometry, "padding": (0, _PADDING[rank], "same", "valid"), **dilation,
-        "_network": (None, *NETWORKS), "_unbatched": (False, True), "_uneven": (False, True),
-    }  # fmt: skip
+        **geometry,
+        "padding": (0, _PADDING[rank], "same", "valid"),
+        **dilation,
+        "_network": (None, *NETWORKS),
+        "_unbatched": (False, True),
+        "_uneven": (False, True),
+    }
 
 
 # What is rarely quantized, and the arguments that are varied with it.
@@ -284,10 +297,14 @@ def _sample_convolutions() -> dict[Any, OpSamples]:
         ):
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
             samples[op] = OpSamples(
-                arguments=arguments, inputs=partial(_make_image, rank), step=partial(step, rank),
-                is_valid=partial(_go_together, base), kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
-                known=_list_known(rank, is_transposed="output_padding" in arguments), derived=_derive_channels,
-            )  # fmt: skip
+                arguments=arguments,
+                inputs=partial(_make_image, rank),
+                step=partial(step, rank),
+                is_valid=partial(_go_together, base),
+                kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
+                known=_list_known(rank, is_transposed="output_padding" in arguments),
+                derived=_derive_channels,
+            )
     return samples
 
 
@@ -296,18 +313,25 @@ def _sample_convolutions() -> dict[Any, OpSamples]:
 _FEATURES = Fixed(reason="varied under shape")
 _LINEAR: dict[str, Any] = {
     "shape": (
-        LayerShape(c_in=8, c_out=7), LayerShape(c_in=1, c_out=1), LayerShape(c_in=65, c_out=64),
-        LayerShape(c_in=257, c_out=3), LayerShape(c_in=63, c_out=9),
+        LayerShape(c_in=8, c_out=7),
+        LayerShape(c_in=1, c_out=1),
+        LayerShape(c_in=65, c_out=64),
+        LayerShape(c_in=257, c_out=3),
+        LayerShape(c_in=63, c_out=9),
     ),
     "_leading": ((2,), (1, 3), (2, 1, 3), (1, 2, 1, 2)),
-    "bias": (True, False), "_unbatched": (False, True),
-}  # fmt: skip
+    "bias": (True, False),
+    "_unbatched": (False, True),
+}
 # More rows and more features than a tile of any kernel; reductions whose sum is beyond what float32 holds exactly.
 _LARGE: tuple[Arguments, ...] = (
-    {"_leading": (65,)}, {"_leading": (129,)}, {"_leading": (9,), "shape": LayerShape(c_in=64, c_out=65)},
-    {"_leading": (7,), "shape": LayerShape(c_in=16, c_out=129)}, {"shape": LayerShape(c_in=1025, c_out=8)},
+    {"_leading": (65,)},
+    {"_leading": (129,)},
+    {"_leading": (9,), "shape": LayerShape(c_in=64, c_out=65)},
+    {"_leading": (7,), "shape": LayerShape(c_in=16, c_out=129)},
+    {"shape": LayerShape(c_in=1025, c_out=8)},
     {"_leading": (4, 8), "shape": LayerShape(c_in=2049, c_out=3)},
-)  # fmt: skip
+)
 
 
 def _make_rows(arguments: Arguments) -> tuple[Input, ...]:

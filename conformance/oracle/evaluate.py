@@ -143,10 +143,14 @@ class Walk:
         if computed is None:
             raise NoOracleError(f"the model's output {quantized.node} is a constant")
         return Exact(
-            real=computed.real, errors=computed.errors, step=torch.tensor(grid.scale, dtype=torch.float64), grid=grid,
-            accumulator=computed.accumulator, is_function=computed.is_function,
+            real=computed.real,
+            errors=computed.errors,
+            step=torch.tensor(grid.scale, dtype=torch.float64),
+            grid=grid,
+            accumulator=computed.accumulator,
+            is_function=computed.is_function,
             requantize=self._choose_requantize(computed),
-        )  # fmt: skip
+        )
 
     def _choose_requantize(self, value: Value) -> Requantize:
         """Return how a value is quantized: as declared if it is made of integers alone, else in float32."""
@@ -182,9 +186,7 @@ class Walk:
             return function(*map_values(args, lambda value: value.real, Tensor.clone))
         if (rule := rule_of(target)) is not None:
             is_aten = isinstance(target, torch._ops.OpOverload)  # an op that no pattern names: float, as written
-            return self._call_op(
-                rule, function, args, kwargs, is_left=node in self._left_in_float, sums_floats=is_aten
-            )  # fmt: skip
+            return self._call_op(rule, function, args, kwargs, is_left=node in self._left_in_float, sums_floats=is_aten)
         name = target if isinstance(target, str) else leaf_name(target)
         raise NoOracleError(f"no rule in the oracle's table for {node.op} {name}")
 
@@ -340,9 +342,15 @@ class Walk:
         return allow_for_clipping(value, module.weight, integers, ends_of_weight(module)) if self.can_clip else value
 
     def _call_op(
-        self, rule: OpRule, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
-        is_left: bool = False, sums_floats: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        rule: OpRule,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        is_left: bool = False,
+        sums_floats: bool = False,
+    ) -> Any:
         """Call an op; one left in float is summed in float32 by any backend; integer products may come as floats."""
         sums_floats = sums_floats or (is_left and rule.arithmetic != DOT_PRODUCT)
         capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities

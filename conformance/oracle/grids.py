@@ -58,8 +58,9 @@ class Grid:
 
 _STATIC = frozenset(
     getattr(OPS, f"{verb}_per_{extent}").default
-    for verb in ("quantize", "dequantize") for extent in ("tensor", "channel")
-)  # fmt: skip
+    for verb in ("quantize", "dequantize")
+    for extent in ("tensor", "channel")
+)
 
 
 class NoOracleError(Exception):

@@ -161,8 +161,12 @@ _LSTM = RecurrentClass(cell=lambda module: step_lstm, states=2)
 _GRU = RecurrentClass(cell=lambda module: step_gru, states=1)
 _RNN = RecurrentClass(cell=lambda module: partial(step_rnn, _FUNCTIONS[module.nonlinearity]), states=1)
 KINDS: Mapping[type[nn.Module], RecurrentClass] = {
-    nnqr.LSTM: _LSTM, nnqr.LSTMCell: _LSTM, nnqr.GRU: _GRU, nnqr.GRUCell: _GRU, nnqr.RNNCell: _RNN,
-}  # fmt: skip
+    nnqr.LSTM: _LSTM,
+    nnqr.LSTMCell: _LSTM,
+    nnqr.GRU: _GRU,
+    nnqr.GRUCell: _GRU,
+    nnqr.RNNCell: _RNN,
+}
 
 
 def run_recurrent(
@@ -216,11 +220,15 @@ def _run_sequence(module: Any, kind: RecurrentClass, x: Value, initial: Any, ari
     for layer in range(module.num_layers):
         runs = [
             _run_direction(
-                kind.cell(module), _read_maps(module, f"_l{layer}{'_reverse' if direction else ''}", arithmetic), x,
-                tuple(_pick(state, layer * directions + direction) for state in initial), arithmetic, direction == 1,
+                kind.cell(module),
+                _read_maps(module, f"_l{layer}{'_reverse' if direction else ''}", arithmetic),
+                x,
+                tuple(_pick(state, layer * directions + direction) for state in initial),
+                arithmetic,
+                direction == 1,
             )
             for direction in range(directions)
-        ]  # fmt: skip
+        ]
         outputs = _join([output for output, _ in runs], partial(torch.cat, dim=-1))
         x = arithmetic.quantize(outputs)
         finals += [states for _, states in runs]

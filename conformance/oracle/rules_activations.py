@@ -118,36 +118,53 @@ def _read_alpha(call: OpCall) -> float:
 
 _ELEMENTWISE = (
     # x, or a·x: a is rounded to float32, and the product.
-    Elementwise("leaky_relu", (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_),
-                _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE),
+    Elementwise(
+        "leaky_relu",
+        (nn.LeakyReLU, F.leaky_relu, F.leaky_relu_),
+        _find_leaky_slope,
+        lambda call: gamma(2) * call.result.abs(),
+        RESCALE,
+    ),
     # x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
     # The slope is 1 or a·eˣ.
-    Elementwise("elu", (nn.ELU, F.elu),
-                lambda call, error: max(1.0, _read_alpha(call)), lambda call: gamma(5) * _read_alpha(call)),
+    Elementwise(
+        "elu",
+        (nn.ELU, F.elu),
+        lambda call, error: max(1.0, _read_alpha(call)),
+        lambda call: gamma(5) * _read_alpha(call),
+    ),
     # x·min(max(x + 3, 0), 6) / 6: where the sum is not clamped, |x| ≤ 3, it rounds by 6u and moves the result by u·|x|;
     # then a product, and a quotient or a product with a rounded 1/6. Slopes lie between −1/2 and 3/2.
-    Elementwise("hardswish", (nn.Hardswish, F.hardswish),
-                lambda call, error: 1.5, lambda call: gamma(4) * call.values()[0].real.abs()),
+    Elementwise(
+        "hardswish",
+        (nn.Hardswish, F.hardswish),
+        lambda call, error: 1.5,
+        lambda call: gamma(4) * call.values()[0].real.abs(),
+    ),
     # min(max(x + 3, 0), 6) / 6: the sum, a rounded 1/6, the product; all of at most 1.
     Elementwise("hardsigmoid", (nn.Hardsigmoid, F.hardsigmoid), lambda call, error: 1 / 6, lambda call: gamma(3)),
     # 1 / (1 + e⁻ˣ): an exponential off by 2u moves σ by σ(1 − σ)·2u ≤ u/2; the sum and the quotient round, σ ≤ 1.
-    Elementwise("sigmoid", (nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"),
-                _find_sigmoid_slope, lambda call: gamma(3)),
+    Elementwise(
+        "sigmoid", (nn.Sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"), _find_sigmoid_slope, lambda call: gamma(3)
+    ),
     # Within one ulp directly; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
     Elementwise("tanh", (nn.Tanh, torch.tanh, "tanh", "tanh_"), _find_tanh_slope, lambda call: gamma(7)),
     # x·σ(x): σ within γ₃, and a product. Slopes lie between −0.1 and 1.1.
-    Elementwise("silu", (nn.SiLU, F.silu),
-                lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs()),
+    Elementwise(
+        "silu", (nn.SiLU, F.silu), lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs()
+    ),
     # x·tanh(s), s = log(1 + eˣ): an exponential off by 2u moves s by at most 2u, the sum by u, the logarithm by 2u·s;
     # tanh moves by sech²(s) ≤ 1 of it, and s·sech²(s) < 1/2; it is within γ₇, and the product rounds. Slopes lie
     # between −0.12 and 1.09.
-    Elementwise("mish", (nn.Mish, F.mish),
-                lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs()),
+    Elementwise(
+        "mish", (nn.Mish, F.mish), lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs()
+    ),
     Elementwise("softplus", (nn.Softplus, F.softplus), _find_softplus_slope, _bound_softplus),
     # x·Φ(x), or with the tangent's approximation of Φ: that within four ulp (8u), and two products. Slopes reach 1.13.
-    Elementwise("gelu", (nn.GELU, F.gelu),
-                lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()),
-)  # fmt: skip
+    Elementwise(
+        "gelu", (nn.GELU, F.gelu), lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs()
+    ),
+)
 
 
 def bound_prelu(call: OpCall) -> Errors:
@@ -367,8 +384,20 @@ OP_RULES: dict[Any, OpRule] = {
     **_make_rules(bound_softmax, "Softmax", nn.Softmax, F.softmax, torch.softmax, "softmax"),
     **_make_rules(partial(bound_norm, _read_layer_norm), "LayerNorm", nn.LayerNorm, F.layer_norm),
     **_make_rules(partial(bound_norm, _read_group_norm), "GroupNorm", nn.GroupNorm, F.group_norm),
-    **_make_rules(partial(bound_norm, _read_instance_norm), "InstanceNorm2d",
-                  nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, F.instance_norm),
-    **_make_rules(partial(bound_norm, _read_batch_norm), "BatchNorm2d",
-                  nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, F.batch_norm),
-}  # fmt: skip
+    **_make_rules(
+        partial(bound_norm, _read_instance_norm),
+        "InstanceNorm2d",
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
+        F.instance_norm,
+    ),
+    **_make_rules(
+        partial(bound_norm, _read_batch_norm),
+        "BatchNorm2d",
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        F.batch_norm,
+    ),
+}

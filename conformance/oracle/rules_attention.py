@@ -26,8 +26,12 @@ from conformance.oracle.grids import NoOracleError
 from conformance.oracle.rules_activations import bound_softmax
 
 _PLAIN: Mapping[str, Any] = {
-    "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
-}  # fmt: skip
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
 """The options of attention, with the values for which it has a rule."""
 _RESCALE = 42
 """Roundings of one rescaling of what is summed so far: an exponential within twenty ulp, difference and product."""

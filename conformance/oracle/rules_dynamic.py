@@ -164,9 +164,14 @@ def _sum_bags(walk: Walker, module: Any, args: tuple[Any, ...], kwargs: Mapping[
 
     def reduce(rows: Tensor, by: Tensor | None) -> Tensor:
         return F.embedding_bag(
-            indices, rows.expand_as(table.real), inputs.get("offsets"), mode=module.mode, per_sample_weights=by,
-            include_last_offset=module.include_last_offset, padding_idx=module.padding_idx,
-        )  # fmt: skip
+            indices,
+            rows.expand_as(table.real),
+            inputs.get("offsets"),
+            mode=module.mode,
+            per_sample_weights=by,
+            include_last_offset=module.include_last_offset,
+            padding_idx=module.padding_idx,
+        )
 
     p = None if weights is None else as_value(weights).real
     absolute = None if p is None else p.abs()
@@ -183,9 +188,13 @@ def _run_recurrent(walk: Walker, module: Any, args: tuple[Any, ...], kwargs: Map
     inputs = dict(zip(("input", "hx"), args, strict=False)) | dict(kwargs)
     is_dynamic = walk.capabilities.dynamic_states and not walk.counts_weights
     return run_recurrent(
-        module, inputs["input"], inputs.get("hx"), walk.capabilities,
-        has_dynamic_states=is_dynamic, counts_weights=walk.counts_weights,
-    )  # fmt: skip
+        module,
+        inputs["input"],
+        inputs.get("hx"),
+        walk.capabilities,
+        has_dynamic_states=is_dynamic,
+        counts_weights=walk.counts_weights,
+    )
 
 
 MODULES: Mapping[type[nn.Module], ModuleHandler] = {

@@ -28,13 +28,21 @@ _ATEN_OPS: dict[Any, Any] = {
     _aten.scaled_dot_product_attention.default: F.scaled_dot_product_attention,
     **dict.fromkeys(
         (
-            _aten.contiguous.default, _aten.expand.default, _aten.permute.default, _aten.reshape.default,
-            _aten.select.int, _aten.slice.Tensor, _aten.squeeze.dim, _aten.transpose.int, _aten.unflatten.int,
-            _aten.unsqueeze.default, _aten.view.default,
+            _aten.contiguous.default,
+            _aten.expand.default,
+            _aten.permute.default,
+            _aten.reshape.default,
+            _aten.select.int,
+            _aten.slice.Tensor,
+            _aten.squeeze.dim,
+            _aten.transpose.int,
+            _aten.unflatten.int,
+            _aten.unsqueeze.default,
+            _aten.view.default,
         ),
         operator.getitem,  # it moves values, and computes none
     ),
-}  # fmt: skip
+}
 _vendor_rules: dict[Any, OpRule] = {}
 
 

@@ -97,7 +97,13 @@ def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSet
     others = [batch for batch in given.calibration if batch is not given.example_inputs]
     judged = [given.example_inputs, *others][:JUDGED_BATCHES]
     return ModelUnit(
-        id=name, model=model, claims=claims, setup=setup, mapping=mapping, is_bounded=False, takes_apart=True,
+        id=name,
+        model=model,
+        claims=claims,
+        setup=setup,
+        mapping=mapping,
+        is_bounded=False,
+        takes_apart=True,
         calibration=list(given.calibration) or [given.example_inputs],
         draw=lambda reference: [place_on_grids(reference, batch) for batch in judged],
-    )  # fmt: skip
+    )

@@ -85,12 +85,14 @@ def _list_parts(reference: GraphModule, counts: Mapping[str, int]) -> list[Model
     order = {node.name: place for place, node in enumerate(reference.graph.nodes)}
     parts = [
         ModelPart(
-            node=decision.node, pattern=decision.pattern, multiplications=sum(counts.get(n, 0) for n in decision.nodes),
+            node=decision.node,
+            pattern=decision.pattern,
+            multiplications=sum(counts.get(n, 0) for n in decision.nodes),
             dtypes=dtypes_of(decision) if decision.is_quantized else "",
             reason="" if decision.is_quantized else decision.reason or "; ".join(map(str, decision.refusals)),
         )
         for decision in plan.decisions
-    ]  # fmt: skip
+    ]
     ops = {node.name: str(node.target) for node in reference.graph.nodes if isinstance(node.target, OpOverload)}
     parts += [
         ModelPart(

@@ -31,15 +31,21 @@ _HOMES = (torch, F, operator, nn, nni, nnqat, nnqatd, nniqat, nnqr)
 """Where the module classes and functions are that a config may name."""
 _ONEDNN = "torch.ao.quantization.backend_config.onednn"
 CALLED = (
-    "refimpl.fusers.assemble", "refimpl.fusers.fuse_bn",
+    "refimpl.fusers.assemble",
+    "refimpl.fusers.fuse_bn",
     *(f"backends.onednn_fusers.{name}" for name in ("_fuse_add", "_fuse_add_relu", "_at", "_all_at")),
-    *(f"torch.ao.quantization.fuser_method_mappings.fuse_{parts}"
-      for parts in ("conv_bn", "conv_bn_relu", "convtranspose_bn", "linear_bn")),
+    *(
+        f"torch.ao.quantization.fuser_method_mappings.fuse_{parts}"
+        for parts in ("conv_bn", "conv_bn_relu", "convtranspose_bn", "linear_bn")
+    ),
     f"{_ONEDNN}._fuse_linear_bn_leaky_relu",
-    *(f"{_ONEDNN}._{name.format(parts)}_{side}"
-      for name in ("fuse_{}", "{}_root_node_getter", "{}_extra_inputs_getter")
-      for parts in ("conv_add", "conv_bn_add", "conv_add_relu", "conv_bn_add_relu") for side in ("left", "right")),
-)  # fmt: skip
+    *(
+        f"{_ONEDNN}._{name.format(parts)}_{side}"
+        for name in ("fuse_{}", "{}_root_node_getter", "{}_extra_inputs_getter")
+        for parts in ("conv_add", "conv_bn_add", "conv_add_relu", "conv_bn_add_relu")
+        for side in ("left", "right")
+    ),
+)
 """The fuser methods and getters that the judge calls, with arguments from the config: data and module classes."""
 _CALLS = ("fuser_method", "root_node_getter", "extra_inputs_getter")
 """The keys of an entry whose values the judge calls."""

@@ -177,10 +177,15 @@ def read_description(data: Mapping[str, Any]) -> Description:
 def _read_description(data: Mapping[str, Any]) -> Description:
     waivers = data["waivers"]
     known = Description(
-        name=str(data["name"]), representation=Representation[data["representation"]], engine=str(data["engine"]),
-        waivers=None if waivers is None else Path(waivers), unavailable=data["unavailable"], versions={},
-        capabilities=Capabilities(), config=BackendConfig(str(data["name"])),
-    )  # fmt: skip
+        name=str(data["name"]),
+        representation=Representation[data["representation"]],
+        engine=str(data["engine"]),
+        waivers=None if waivers is None else Path(waivers),
+        unavailable=data["unavailable"],
+        versions={},
+        capabilities=Capabilities(),
+        config=BackendConfig(str(data["name"])),
+    )
     if known.unavailable is not None:
         return known
     spelled = dict(data["capabilities"])
@@ -202,10 +207,16 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     versions = {str(key): str(value) for key, value in data["versions"].items()}
     sources = data.get("sources")
     return replace(
-        known, versions=versions, capabilities=capabilities, config=config, own=frozenset(own), prepares=prepares,
-        has_quantizer=bool(data.get("has_quantizer")), sources=None if sources is None else tuple(map(str, sources)),
+        known,
+        versions=versions,
+        capabilities=capabilities,
+        config=config,
+        own=frozenset(own),
+        prepares=prepares,
+        has_quantizer=bool(data.get("has_quantizer")),
+        sources=None if sources is None else tuple(map(str, sources)),
         registrations={str(pattern): str(text) for pattern, text in data.get("registrations", {}).items()},
-    )  # fmt: skip
+    )
 
 
 def needs_own_code(claim: Claim) -> bool:

@@ -142,10 +142,17 @@ def _take_apart(model: GraphModule) -> tuple[Any, ...]:
     """Return the arguments of `_load_graph_module`."""
     places: dict[Any, Any] = {node: _Place(number) for number, node in enumerate(model.graph.nodes)}
     nodes = [
-        (node.op, node.target, map_arg(node.args, places.__getitem__), map_arg(node.kwargs, places.__getitem__),
-         node.name, node.type, _strip_stack(node.meta[_STACK]) if _STACK in node.meta else None)
+        (
+            node.op,
+            node.target,
+            map_arg(node.args, places.__getitem__),
+            map_arg(node.kwargs, places.__getitem__),
+            node.name,
+            node.type,
+            _strip_stack(node.meta[_STACK]) if _STACK in node.meta else None,
+        )
         for node in places
-    ]  # fmt: skip
+    ]
     attributes = {key: value for key, value in vars(model).items() if key not in _MADE_ANEW}
     graph: Any = model.graph
     return isinstance(model, FlowModule), type(model).__name__, nodes, graph._codegen, attributes

@@ -68,9 +68,10 @@ class CommandWorkplaces(Workplaces):
         self._backend = backend
         self._settings = backend.settings
         self._chunks = Chunks(
-            folder=run.options.report_dir / CALLS, formats=self._settings.formats,
+            folder=run.options.report_dir / CALLS,
+            formats=self._settings.formats,
             places={unit.id: number // self._settings.batch for number, unit in enumerate(units)},
-        )  # fmt: skip
+        )
         replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
         self._recorder = record_units(run.options, units, backend, self._chunks, backend.imports)
         super().__init__(replace(run.setup, remake=replay.remake), units)

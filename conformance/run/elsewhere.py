@@ -71,9 +71,14 @@ def _adopt(options: Options, made: Mapping[str, Any]) -> Options:
         timeout = CLAIM_TIMEOUTS[made["profile"]]
     own = None if made["shard"] is None else parse_shard(made["shard"])
     return replace(
-        options, profile=made["profile"], seed=made["seed"], max_examples=made["max_examples"], claim_timeout=timeout,
-        claims=options.claims or tuple(made["claim"]), shard=options.shard or own,
-    )  # fmt: skip
+        options,
+        profile=made["profile"],
+        seed=made["seed"],
+        max_examples=made["max_examples"],
+        claim_timeout=timeout,
+        claims=options.claims or tuple(made["claim"]),
+        shard=options.shard or own,
+    )
 
 
 def _open(options: Options) -> Bundle:
@@ -112,9 +117,11 @@ def _make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBund
     """Return the backend that a bundle's plan describes; its kernels run at no level of this machine."""
     waivers = data["waivers"]
     data = data | {
-        "engine": "", "unavailable": None, "versions": data["versions"] | versions,
+        "engine": "",
+        "unavailable": None,
+        "versions": data["versions"] | versions,
         "waivers": None if waivers is None else str(bundle.folder / JUDGE / Path(waivers).name),
-    }  # fmt: skip
+    }
     return ReplayBackend(read_description(data), source, imports=str(bundle.plan["imports"]), text=json.dumps(data))
 
 

@@ -97,9 +97,12 @@ def export(options: Options, folder: Path, formats: Sequence[str], most_bytes: i
         remove(unfinished)
     having = {row["claim"] for row in manifest["cases"]}
     return Exported(
-        folder=folder, cases=len(manifest["cases"]), claims=len(having),
-        size=_check_size(folder / DEVICE, None), left_out=manifest["left_out"],
-    )  # fmt: skip
+        folder=folder,
+        cases=len(manifest["cases"]),
+        claims=len(having),
+        size=_check_size(folder / DEVICE, None),
+        left_out=manifest["left_out"],
+    )
 
 
 def _check_target(folder: Path) -> None:
@@ -187,7 +190,10 @@ def _plan(run: Opened, backend: RemoteBackend, folder: Path) -> dict[str, Any]:
         "description": description,
         "imports": options.backend,
         "options": {
-            "profile": options.profile, "seed": options.seed, "max_examples": options.max_examples,
-            "claim": list(options.claims), "shard": None if options.shard is None else str(options.shard),
+            "profile": options.profile,
+            "seed": options.seed,
+            "max_examples": options.max_examples,
+            "claim": list(options.claims),
+            "shard": None if options.shard is None else str(options.shard),
         },
-    }  # fmt: skip
+    }

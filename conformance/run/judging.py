@@ -133,9 +133,12 @@ def _check_lost_stages(stages: Sequence[str], claim: Unit, work: WorkResult, don
     skipped = Check(claim=claim.id, stage=ended, rule="", outcome="skip", verdict=fault.verdict, message=text)
     place = {"where": Where(case=case)} if case else {}
     error = replace(
-        skipped, outcome="error", message=f"{case}: {fault.message}" if case else fault.message,
-        evidence=evidence({**place, **fault.evidence}), seconds=round(seconds, 6),
-    )  # fmt: skip
+        skipped,
+        outcome="error",
+        message=f"{case}: {fault.message}" if case else fault.message,
+        evidence=evidence({**place, **fault.evidence}),
+        seconds=round(seconds, 6),
+    )
     for stage in stages:
         yield make_portable(error if stage == ended else replace(skipped, stage=stage))
 

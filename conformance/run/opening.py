@@ -107,11 +107,16 @@ class Opened:
             bench = self.make_bench()
             units = tuple(replace(unit, cases=_count_cases(bench, self.units[unit.id])) for unit in units)
         return Outline(
-            header=self.make_header(), units=units,
-            known=tuple(self.known), claims=tuple(claim.id for claim in self.claims), stages=stages_of(self.backend),
-            sources=executor_of(self.backend).sources, left_out=tuple(list_left_out()),
-            waiver_file=None if self.waiver_file is None else str(self.waiver_file), waivers=self.waiver_bytes.decode(),
-        )  # fmt: skip
+            header=self.make_header(),
+            units=units,
+            known=tuple(self.known),
+            claims=tuple(claim.id for claim in self.claims),
+            stages=stages_of(self.backend),
+            sources=executor_of(self.backend).sources,
+            left_out=tuple(list_left_out()),
+            waiver_file=None if self.waiver_file is None else str(self.waiver_file),
+            waivers=self.waiver_bytes.decode(),
+        )
 
     def _outline(self, unit: Claim | Job) -> Unit:
         place: Literal["plain", "beside", "model"] = "plain"
@@ -125,18 +130,29 @@ class Opened:
                 id=unit.id, kind=kind, place=place, is_adaptive=unit.is_adaptive, topic=unit.topic, subject=unit.subject
             )
         return Unit(
-            id=unit.id, kind="claim", place=place, pattern=unit.pattern, dtype_config=unit.dtype_config,
-            dtypes=unit.plain_dtypes, flow=unit.flow, scheme=unit.scheme,
-        )  # fmt: skip
+            id=unit.id,
+            kind="claim",
+            place=place,
+            pattern=unit.pattern,
+            dtype_config=unit.dtype_config,
+            dtypes=unit.plain_dtypes,
+            flow=unit.flow,
+            scheme=unit.scheme,
+        )
 
     def make_bench(self) -> Bench:
         """Return a bench for the backend."""
         options = self.options
         covered = self.waivers.find_covered(claim.id for claim in self.claims).values()
         return Bench(
-            self.backend, seed=options.seed, profile=options.profile, max_examples=options.max_examples,
-            spec=options.backend, repro=options.repro, waived=[name for names in covered for name in names],
-        )  # fmt: skip
+            self.backend,
+            seed=options.seed,
+            profile=options.profile,
+            max_examples=options.max_examples,
+            spec=options.backend,
+            repro=options.repro,
+            waived=[name for names in covered for name in names],
+        )
 
     def make_header(self) -> Header:
         """Return the results file's first row, as far as it is known here."""

@@ -287,10 +287,15 @@ def make_options(given: argparse.Namespace) -> Options:
     if not given.backend:
         raise pytest.UsageError("export needs a backend: --backend=NAME")
     return Options(
-        backend=given.backend, report_dir=Path(), seed=given.seed, profile=given.profile,
-        claim_timeout=given.claim_timeout or CLAIM_TIMEOUTS[given.profile], claims=tuple(given.claim),
-        max_examples=given.max_examples, shard=given.shard,
-    )  # fmt: skip
+        backend=given.backend,
+        report_dir=Path(),
+        seed=given.seed,
+        profile=given.profile,
+        claim_timeout=given.claim_timeout or CLAIM_TIMEOUTS[given.profile],
+        claims=tuple(given.claim),
+        max_examples=given.max_examples,
+        shard=given.shard,
+    )
 
 
 def default_report_dir(backend: str) -> Path:

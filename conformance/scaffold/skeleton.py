@@ -64,8 +64,10 @@ def class_of(name: str) -> str:
 def render_files(name: str) -> dict[str, str]:
     """Return the text of each file of the package ``name``, by path."""
     environment = Environment(
-        loader=PackageLoader("conformance.scaffold"), undefined=StrictUndefined, keep_trailing_newline=True,
+        loader=PackageLoader("conformance.scaffold"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
         autoescape=False,  # Python, TOML and YAML; the name is an identifier
-    )  # fmt: skip
+    )
     words = {"name": name, "class_name": class_of(name)}
     return {path.format(name=name): environment.get_template(file).render(words) for path, file in FILES.items()}

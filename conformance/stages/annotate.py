@@ -79,9 +79,7 @@ def _place(case: str, faults: Iterator[Fault]) -> Iterator[Fault]:
 def request_for(claim: Claim) -> QuantizerRequest:
     """Return what a vendor's Quantizer is to be configured for."""
     scheme = claim.scheme if claim.scheme in WEIGHT_SCHEMES else ""
-    return QuantizerRequest(
-        is_qat=claim.flow == "qat", is_dynamic=bool(claim.dtypes.is_dynamic), weight_scheme=scheme
-    )  # fmt: skip
+    return QuantizerRequest(is_qat=claim.flow == "qat", is_dynamic=bool(claim.dtypes.is_dynamic), weight_scheme=scheme)
 
 
 @guard("annotate.ask")

@@ -82,9 +82,12 @@ def find_faults(claim: Claim, case: Case, places: BothPlaces, capabilities: Capa
         yield Fault(rule="LOW-01", message=probed.failure)
         return
     annotated = Annotated(
-        claim=claim, case=case, reading=probed.reading, capabilities=capabilities,
+        claim=claim,
+        case=case,
+        reading=probed.reading,
+        capabilities=capabilities,
         leaves_output=places.has_neighbours and not is_between,
-    )  # fmt: skip
+    )
     for check in _CHECKS:
         yield from check(annotated)
 
@@ -153,9 +156,7 @@ def _bare(constraints: DTypeWithConstraints, kind: Kind) -> DTypeWithConstraints
     """Return what an input has to keep: fixed qparams are the output's, and an input is measured. (OBS-14)"""
     if kind is not Kind.FIXED:
         return constraints
-    return DTypeWithConstraints(
-        constraints.dtype, constraints.quant_min_lower_bound, constraints.quant_max_upper_bound
-    )  # fmt: skip
+    return DTypeWithConstraints(constraints.dtype, constraints.quant_min_lower_bound, constraints.quant_max_upper_bound)
 
 
 def _hold(role: str, observed: Observed, constraints: DTypeWithConstraints, *, is_dynamic: bool) -> Iterator[Fault]:
@@ -175,9 +176,11 @@ def _as_quantized(facts: ObserverFacts) -> ObserverFacts:
         return replace(facts, dtype=dtype)
     low, high = dtype_range(dtype)
     return replace(
-        facts, dtype=dtype, quant_min=low if facts.quant_min is None else facts.quant_min,
+        facts,
+        dtype=dtype,
+        quant_min=low if facts.quant_min is None else facts.quant_min,
         quant_max=high if facts.quant_max is None else facts.quant_max,
-    )  # fmt: skip
+    )
 
 
 @guard("annotate.check_weight")
@@ -250,5 +253,10 @@ def _observation_of(annotated: Annotated) -> ObservationType:
 
 
 _CHECKS: tuple[Callable[[Annotated], Iterator[Fault]], ...] = (
-    check_presence, check_flow, check_dtypes, check_weight, check_bias, check_sharing,
-)  # fmt: skip
+    check_presence,
+    check_flow,
+    check_dtypes,
+    check_weight,
+    check_bias,
+    check_sharing,
+)

@@ -33,9 +33,16 @@ class Bench:
     """
 
     def __init__(
-        self, backend: Backend, *, seed: int, profile: str, max_examples: int | None = None, spec: str = "",
-        repro: Callable[[str], str] = str, waived: Collection[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        backend: Backend,
+        *,
+        seed: int,
+        profile: str,
+        max_examples: int | None = None,
+        spec: str = "",
+        repro: Callable[[str], str] = str,
+        waived: Collection[str] = (),
+    ) -> None:
         torch.set_num_threads(1)  # cases are tiny: threads cost more than they give, and workers share the cores
         self.backend = backend
         self.executor = executor_of(backend)

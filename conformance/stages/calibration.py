@@ -147,9 +147,9 @@ def _round_scales(prepared: GraphModule) -> None:
             step = 2.0 ** math.ceil(math.log2(scale))
             half = (observer.quant_max - observer.quant_min) / 2  # of a symmetric range, whose zero point is fixed
             is_symmetric = observer.qscheme is torch.per_tensor_symmetric
-            low, high = (-half, half) if is_symmetric else (
-                observer.quant_min - zero_point, observer.quant_max - zero_point
-            )  # fmt: skip
+            low, high = (
+                (-half, half) if is_symmetric else (observer.quant_min - zero_point, observer.quant_max - zero_point)
+            )
             for bound, value in zip(ends, (low, high), strict=True):
                 bound.fill_(value * step)
 

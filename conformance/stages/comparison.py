@@ -174,10 +174,13 @@ def find_grid_fault(where: Where, exact: Exact, output: Tensor, grids: InputGrid
     is_right = bool((distance <= 1 + exact.slack).all())
     text = "the output is not on its quantization grid: it was computed in float, or on a grid of the kernel's own"
     yield Fault(
-        rule=rule, message=f"{where}: {text}{'' if is_right else ', and it is wrong'}",
-        verdict=Verdict.FALLBACK if is_right else Verdict.REFUTED, where=where, size=_largest_of(distance),
+        rule=rule,
+        message=f"{where}: {text}{'' if is_right else ', and it is wrong'}",
+        verdict=Verdict.FALLBACK if is_right else Verdict.REFUTED,
+        where=where,
+        size=_largest_of(distance),
         evidence=_show_worst(exact, grids, exact.integers, position, distance),
-    )  # fmt: skip
+    )
 
 
 @guard("numerics.distance")
@@ -188,10 +191,13 @@ def find_distance_fault(comparison: Comparison, moves_only: bool) -> Iterator[Fa
     text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {comparison.bound}"
     is_approximation = comparison.is_within_one and comparison.is_function and not moves_only  # rule: NUM-03
     yield Fault(
-        rule=comparison.rule, message=f"within one step, not correctly rounded: {text}" if is_approximation else text,
-        verdict=Verdict.QUALITY if is_approximation else Verdict.REFUTED, where=comparison.where,
-        evidence=comparison.evidence, size=comparison.excess,
-    )  # fmt: skip
+        rule=comparison.rule,
+        message=f"within one step, not correctly rounded: {text}" if is_approximation else text,
+        verdict=Verdict.QUALITY if is_approximation else Verdict.REFUTED,
+        where=comparison.where,
+        evidence=comparison.evidence,
+        size=comparison.excess,
+    )
 
 
 def _compare_unusable(fault: Fault) -> Comparison:
@@ -206,7 +212,7 @@ def _compare_off_grid(exact: Exact, output: Tensor, fault: Fault) -> Comparison:
     sample = Sample(distance=distance, exact=exact.integers - exact.grid.zero_point)
     return Comparison(
         where=fault.where, max_lsb=fault.size, excess=math.inf, is_within_one=False, sample=sample, fault=fault
-    )  # fmt: skip
+    )
 
 
 def _show_worst(exact: Exact, grids: InputGrids, expected: Tensor, actual: Tensor, excess: Tensor) -> dict[str, object]:

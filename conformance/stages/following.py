@@ -127,7 +127,7 @@ def _record_calls(model: nn.Module, traced: GraphModule, inputs: tuple[Tensor, .
         module = model.get_submodule(target)
         hook = module.register_forward_pre_hook(
             lambda _, args, kwargs, target=target: note(target, args, kwargs), with_kwargs=True
-        )  # fmt: skip
+        )
         hooks.append(hook)
     try:
         with in_float64(model):

@@ -50,9 +50,13 @@ def run_again(run: ClaimState, run_twin: Callable[[], CaseState] | None) -> Iter
         capabilities = replace(bench.capabilities, float_accumulation=True) if sums_floats else bench.capabilities
         (name, inputs), other_inputs = state.inputs[0], state.inputs[-1].tensors
         repeat = reruns.RepeatRun(
-            case=state.case, name=name, inputs=inputs, lowered=state.lowered, first=state.first,
+            case=state.case,
+            name=name,
+            inputs=inputs,
+            lowered=state.lowered,
+            first=state.first,
             steps=allowed_steps_of(capabilities),
-        )  # fmt: skip
+        )
         left_out = {reruns.THREADS} if state not in threaded or bench.profile == "quick" else set[str]()
         if bench.runs_elsewhere:
             left_out.add(reruns.OPERANDS)  # which a device would have to hand in too

@@ -64,9 +64,12 @@ def in_float64(*models: nn.Module) -> Iterator[None]:
     The models are float32 again afterwards, which saves copies: those would cost more than all else here.
     """
     switches = [
-        getattr(module, name) for model in models for module in model.modules() for name in SWITCHES
+        getattr(module, name)
+        for model in models
+        for module in model.modules()
+        for name in SWITCHES
         if hasattr(module, name)
-    ]  # fmt: skip
+    ]
     states = [switch.clone() for switch in switches]
     default = torch.get_default_dtype()
     try:

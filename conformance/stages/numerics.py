@@ -71,9 +71,12 @@ def capabilities_for(bench: Bench, state: CaseState) -> Capabilities:
     if not state.runs_in_float:
         return bench.capabilities
     return replace(
-        bench.capabilities, float_accumulation=True, dynamic_states=False, half_row_qparams=False,
+        bench.capabilities,
+        float_accumulation=True,
+        dynamic_states=False,
+        half_row_qparams=False,
         requantize=Requantize(),
-    )  # fmt: skip
+    )
 
 
 @guard("numerics.runs")

@@ -62,11 +62,15 @@ def compare_outputs(where: Where, change: str, first: Any, second: Any) -> Fault
         if bool(differs.any()):
             indexes = differs.nonzero()[:MOST_SHOWN].tolist()
             return _make_fault(
-                where, change, f", first at index {indexes[0]}",
-                output=number, index=indexes, count=int(differs.sum()),
+                where,
+                change,
+                f", first at index {indexes[0]}",
+                output=number,
+                index=indexes,
+                count=int(differs.sum()),
                 expected=[_to_number(left[tuple(index)].item()) for index in indexes],
                 found=[_to_number(right[tuple(index)].item()) for index in indexes],
-            )  # fmt: skip
+            )
     return None
 
 
@@ -74,9 +78,12 @@ def _make_fault(where: Where, change: str, how: str, **evidence: object) -> Faul
     """Return the fault of an output that differs. What varies from run to run leads: it may cause the others."""
     varies = {"nondeterministic": True} if change == REPETITION else {}
     return Fault(
-        rule="NUM-07", message=f"{where}: {CHANGES[change]}{how}", where=where, size=float(change == REPETITION),
+        rule="NUM-07",
+        message=f"{where}: {CHANGES[change]}{how}",
+        where=where,
+        size=float(change == REPETITION),
         evidence={"change": change, **evidence, **varies},
-    )  # fmt: skip
+    )
 
 
 def _to_number(value: float) -> float | str:
@@ -186,7 +193,7 @@ class RepeatRun:
             text = f"{where}: raised {type(error).__name__}: {error}; the float model takes such inputs"
             yield Fault(
                 rule="LOW-01", message=text, where=where, evidence={"change": change, "traceback": format_trace(error)}
-            )  # fmt: skip
+            )
             return
         fault = compare_outputs(where, change, expected, actual)
         if fault is not None and change in REORDERING:

@@ -191,9 +191,7 @@ def make_check(claim: str, stage: str, faults: Sequence[Fault], *, cases: int | 
     A fault that belongs to no case is the claim's as a whole, and no failing case.
     """
     if not faults:
-        return Check(
-            claim=claim, stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases
-        )  # fmt: skip
+        return Check(claim=claim, stage=stage, rule=RULES[stage], outcome="pass", verdict=Verdict.VERIFIED, cases=cases)
     lead = max(faults, key=lambda fault: (-fault.verdict.rank, fault.size))
     others = [fault for fault in faults if fault is not lead and (fault.verdict is lead.verdict or _fails(fault))]
     shown: dict[str, object] = {"where": lead.where} if lead.has_place else {}
@@ -204,10 +202,16 @@ def make_check(claim: str, stage: str, faults: Sequence[Fault], *, cases: int | 
         shown["nondeterministic"] = True
     outcomes: dict[Verdict, Literal["pass", "skip"]] = {Verdict.UNEXERCISED: "skip", **dict.fromkeys(PASSING, "pass")}
     return Check(
-        claim=claim, stage=stage, rule=lead.rule, outcome=outcomes.get(lead.verdict, "fail"), verdict=lead.verdict,
-        message=lead.message, cases=cases, failing=sum(_fails(fault) for fault in faults if fault.has_place),
+        claim=claim,
+        stage=stage,
+        rule=lead.rule,
+        outcome=outcomes.get(lead.verdict, "fail"),
+        verdict=lead.verdict,
+        message=lead.message,
+        cases=cases,
+        failing=sum(_fails(fault) for fault in faults if fault.has_place),
         evidence=evidence(shown),
-    )  # fmt: skip
+    )
 
 
 def _fails(fault: Fault) -> bool:
@@ -219,7 +223,7 @@ def make_skip(stage: str, ended: Check) -> Check:
     message = ended.message if ended.outcome == "skip" else f"not reached: {ended.stage} ended the claim"
     return Check(
         claim=ended.claim, stage=stage, rule=RULES[stage], outcome="skip", verdict=ended.verdict, message=message
-    )  # fmt: skip
+    )
 
 
 def make_internal_error(claim: str, stage: str, error: Exception) -> Check:
@@ -228,4 +232,4 @@ def make_internal_error(claim: str, stage: str, error: Exception) -> Check:
     shown = evidence({"traceback": "".join(traceback.format_exception(error))})
     return Check(
         claim=claim, stage=stage, rule="", outcome="error", verdict=Verdict.UNEXERCISED, message=message, evidence=shown
-    )  # fmt: skip
+    )

@@ -111,6 +111,9 @@ def list_modules(reference: GraphModule, floating: GraphModule) -> Iterator[Modu
         is_custom = node.name in decisions and decisions[node.name].kind == "custom module"
         names = [] if is_custom else [name for name in FLOAT_WEIGHTS if hasattr(layer_of(quantized), name)]
         yield ModuleCall(
-            target=target, quantized=quantized, original=original, floating=module,
+            target=target,
+            quantized=quantized,
+            original=original,
+            floating=module,
             weights={name: partial(FLOAT_WEIGHTS[name], layer_of(module)) for name in names},
-        )  # fmt: skip
+        )

@@ -66,10 +66,19 @@ class CommandSettings:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    "name": (str,), "config": (str,), "command": (list,), "timeout": (int, float), "batch": (int,), "devices": (int,),
-    "retries": (int,), "refused": (list,), "folder": (str,), "environment": (dict,), "waivers": (str,),
+    "name": (str,),
+    "config": (str,),
+    "command": (list,),
+    "timeout": (int, float),
+    "batch": (int,),
+    "devices": (int,),
+    "retries": (int,),
+    "refused": (list,),
+    "folder": (str,),
+    "environment": (dict,),
+    "waivers": (str,),
     "formats": (list,),
-}  # fmt: skip
+}
 _LEAST: dict[str, float] = {"timeout": 1e-3, "batch": 1, "devices": 1, "retries": 0}
 
 

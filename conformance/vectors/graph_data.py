@@ -209,9 +209,11 @@ def _describe_arguments(draft: _Draft, module: nn.Module) -> Data:
     return {
         name: draft.spell(value)
         for name, value in sorted(vars(module).items())
-        if not name.startswith("_") and name not in _NO_ARGUMENTS and _is_plain(value)
+        if not name.startswith("_")
+        and name not in _NO_ARGUMENTS
+        and _is_plain(value)
         and not (holds and name.startswith(_OF_A_WEIGHT))
-    }  # fmt: skip
+    }
 
 
 def _is_plain(value: Any) -> bool:

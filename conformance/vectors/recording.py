@@ -75,9 +75,14 @@ class RecordingBackend(RemoteBackend):
         case = self._cases.get(name)
         if case is None:
             case = self._cases[name] = RecordedCase(
-                name=name, work=self._work, data=data, model=reference_model, example=example_inputs,
-                form=self.representation, runs=RunsData(grids=placeholder_grids(reference_model)),
-            )  # fmt: skip
+                name=name,
+                work=self._work,
+                data=data,
+                model=reference_model,
+                example=example_inputs,
+                form=self.representation,
+                runs=RunsData(grids=placeholder_grids(reference_model)),
+            )
         return RecordedModel(case, self.capabilities())
 
     @property

@@ -155,8 +155,11 @@ def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Fault | None:
 
 
 _VERDICTS = {
-    "crashed": Verdict.CRASHED, "timeout": Verdict.TIMEOUT, "refused": Verdict.REFUTED, "raised": Verdict.REFUTED
-}  # fmt: skip
+    "crashed": Verdict.CRASHED,
+    "timeout": Verdict.TIMEOUT,
+    "refused": Verdict.REFUTED,
+    "raised": Verdict.REFUTED,
+}
 _LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}
 
 

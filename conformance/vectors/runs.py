@@ -67,9 +67,11 @@ class RunsData:
         if name not in self.arrays:
             self.arrays[name] = array.copy()  # of an input that others may write to
         return Operand(
-            array=name, holds="values" if integers is None else "integers", shape=list(value.shape),
+            array=name,
+            holds="values" if integers is None else "integers",
+            shape=list(value.shape),
             strides=None if value.is_contiguous() else list(value.stride()),
-        )  # fmt: skip
+        )
 
 
 def find_integers(value: Tensor, grid: Grid) -> Tensor | None:

@@ -236,9 +236,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row(UNet, "unet", (Input(shape=(1, 3, 16, 16)),), nn.Conv2d, nn.ConvTranspose2d, is_small=False),
     _row(lambda: Encoder(6, 16), "transformer", (Input(shape=(2, 6, 16)),), nn.Linear, is_small=False),
     _row(Tagger, "lstm_tagger", (_tokens(2, 6, of=50),), nn.LSTM, is_small=False),
-    _row(Recommender, "dlrm", (Input(shape=(3, 9)), _tokens(3, 4, of=40), _tokens(3, 2, of=40)), nn.Linear,
-         is_small=False),
-)  # fmt: skip
+    _row(
+        Recommender,
+        "dlrm",
+        (Input(shape=(3, 9)), _tokens(3, 4, of=40), _tokens(3, 2, of=40)),
+        nn.Linear,
+        is_small=False,
+    ),
+)
 
 
 def settle(model: nn.Module) -> nn.Module:

@@ -68,11 +68,14 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
     fit(network, seen, seen_labels, epochs=EPOCHS, rate=RATE)
     network.eval()
     unit = ModelUnit(
-        id=name, model=copy.deepcopy(network), claims=claims, setup=setup,
+        id=name,
+        model=copy.deepcopy(network),
+        claims=claims,
+        setup=setup,
         calibration=[(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]],
         train=lambda network, _: fit(network, seen, seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE),
         draw=lambda reference: [place_on_grids(reference, (batch,)) for batch in torch.split(unseen, BATCH)],
-    )  # fmt: skip
+    )
     values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
     for message in judge_model(bench, unit):
         if isinstance(message, Begin):

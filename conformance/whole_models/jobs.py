@@ -83,9 +83,13 @@ def _run(
 def unit_of(name: str, model: nn.Module, case: Case, claims: Sequence[Claim], setup: ModelSetup) -> ModelUnit:
     """Return the unit of a case's model, with calibration inputs from torch's generator."""
     return ModelUnit(
-        id=name, model=model, calibration=draw_calibration_inputs(case), claims=claims, setup=setup,
+        id=name,
+        model=model,
+        calibration=draw_calibration_inputs(case),
+        claims=claims,
+        setup=setup,
         draw=partial(_draw, case),
-    )  # fmt: skip
+    )
 
 
 def _draw(case: Case, reference: GraphModule) -> list[Batch]:

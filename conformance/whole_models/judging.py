@@ -125,9 +125,13 @@ def _demand_evidence(check: Check) -> Check:
     text = f"execution not shown: {shown['sureness']}, and the numbers of a whole model cannot tell"
     message = f"{text}; {check.message}" if check.message else text
     return replace(
-        check, rule="LOW-04", outcome="fail", verdict=Verdict.UNSHOWN, message=message,
+        check,
+        rule="LOW-04",
+        outcome="fail",
+        verdict=Verdict.UNSHOWN,
+        message=message,
         evidence=evidence(shown | {"otherwise": check.verdict.value}),
-    )  # fmt: skip
+    )
 
 
 def _verify_numbers(

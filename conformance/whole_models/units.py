@@ -75,7 +75,7 @@ def quantize_model(bench: Bench, unit: ModelUnit) -> QuantizedModel:
     batches = [tuple(each.clone() for each in batch) for batch in unit.calibration]  # ops in place change them
     prepared = run_flow(
         "OBS-15", lambda: prepare(model.train(is_qat), mapping, batches[0], custom, backend_config=bench.config)
-    )  # fmt: skip
+    )
     floating = without_observers(prepared)
     raise_first(show_graph(prepared, check_prepared(original, floating, batches[0], is_qat=is_qat)))
     if is_qat:

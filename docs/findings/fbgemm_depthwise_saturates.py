@@ -16,9 +16,15 @@ make = torch._make_per_tensor_quantized_tensor
 
 
 def worst(
-    engine: str = "fbgemm", rank: int = 2, groups: int = 8, high: int = 255, weight: int = 127, kernel: int = 3,
-    padding: int = 1, zero_point: int = 0,
-) -> float:  # fmt: skip
+    engine: str = "fbgemm",
+    rank: int = 2,
+    groups: int = 8,
+    high: int = 255,
+    weight: int = 127,
+    kernel: int = 3,
+    padding: int = 1,
+    zero_point: int = 0,
+) -> float:
     """Print and return the largest distance, in steps of the output's scale, from the exact result."""
     torch.backends.quantized.engine = engine
     torch.manual_seed(0)

@@ -37,9 +37,15 @@ def worst(engine: str, shape: tuple[int, int, int], stride: tuple[int, int, int]
 
 largest = 0.0
 for case in (
-    ((4, 5, 3), (1, 1, 3)), ((5, 6, 5), (1, 1, 3)), ((7, 6, 4), (1, 1, 2)), ((7, 6, 6), (1, 1, 4)),
-    ((7, 6, 6), (1, 1, 3)), ((7, 6, 3), (1, 1, 1)), ((3, 3, 5), (1, 1, 3)), ((5, 6, 5), (1, 1, 5), 2),
-):  # fmt: skip
+    ((4, 5, 3), (1, 1, 3)),
+    ((5, 6, 5), (1, 1, 3)),
+    ((7, 6, 4), (1, 1, 2)),
+    ((7, 6, 6), (1, 1, 4)),
+    ((7, 6, 6), (1, 1, 3)),
+    ((7, 6, 3), (1, 1, 1)),
+    ((3, 3, 5), (1, 1, 3)),
+    ((5, 6, 5), (1, 1, 5), 2),
+):
     errors = {engine: round(worst(engine, *case), 1) for engine in ("onednn", "x86")}
     print("input {}, stride {}, kernel {}:".format(*case[:2], case[2] if len(case) > 2 else 3), errors, "LSB")
     largest = max(largest, errors["onednn"])

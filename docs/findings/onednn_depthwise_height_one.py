@@ -35,9 +35,13 @@ def worst(engine: str, groups: int, kernel: tuple[int, int], padding: tuple[int,
 
 
 for case in (
-    (32, (1, 2), (1, 0), 100), (32, (1, 1), (2, 0), 100), (32, (1, 2), (1, 0), 0), (32, (1, 2), (1, 1), 100),
-    (32, (2, 2), (1, 0), 100), (24, (1, 2), (1, 0), 100),
-):  # fmt: skip
+    (32, (1, 2), (1, 0), 100),
+    (32, (1, 1), (2, 0), 100),
+    (32, (1, 2), (1, 0), 0),
+    (32, (1, 2), (1, 1), 100),
+    (32, (2, 2), (1, 0), 100),
+    (24, (1, 2), (1, 0), 100),
+):
     errors = {engine: round(worst(engine, *case), 1) for engine in ("onednn", "x86")}
     print("groups {}, kernel {}, padding {}, zero point {}:".format(*case), errors, "LSB")
 shown = worst("onednn", 32, (1, 2), (1, 0), 100) > 1

@@ -31,9 +31,13 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 def runs_on_integers(zero_point: int, *behind: NodeProto) -> bool:
     """Print the ops that a convolution, and what is behind it, become; is there QLinearConv among them?"""
     constants = {
-        "scale": numpy.float32(0.01), "zero": numpy.uint8(128), "weight": numpy.ones((4, 4, 1, 1), numpy.int8),
-        "weight_zero": numpy.int8(0), "out_zero": numpy.uint8(zero_point), "ones": numpy.ones(4, numpy.float32),
-    }  # fmt: skip
+        "scale": numpy.float32(0.01),
+        "zero": numpy.uint8(128),
+        "weight": numpy.ones((4, 4, 1, 1), numpy.int8),
+        "weight_zero": numpy.int8(0),
+        "out_zero": numpy.uint8(zero_point),
+        "ones": numpy.ones(4, numpy.float32),
+    }
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),

@@ -17,8 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 def softmax(x: list[float]) -> list[int]:
     """The integers that softmax gives of one row, quantized at scale 1/256 and zero point 0."""
     constants = {
-        "scale": numpy.float32(0.1), "zero": numpy.uint8(0), "out_scale": numpy.float32(1 / 256),
-    }  # fmt: skip
+        "scale": numpy.float32(0.1),
+        "zero": numpy.uint8(0),
+        "out_scale": numpy.float32(1 / 256),
+    }
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"]),

@@ -18,9 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 def run(x: numpy.ndarray, y: numpy.ndarray, *, joined: bool) -> numpy.ndarray:
     """A convolution by 1/3 in steps of 1, and y added to it; both as one model, or the sum by itself in numpy."""
     values = {
-        "s": numpy.float32(1), "z": numpy.uint8(0), "t": numpy.float32(1 / 3), "wz": numpy.int8(0),
-        "w": numpy.ones((1, 1, 1, 1), numpy.int8), "fine": numpy.float32(0.25),
-    }  # fmt: skip
+        "s": numpy.float32(1),
+        "z": numpy.uint8(0),
+        "t": numpy.float32(1 / 3),
+        "wz": numpy.int8(0),
+        "w": numpy.ones((1, 1, 1, 1), numpy.int8),
+        "fine": numpy.float32(0.25),
+    }
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),

@@ -22,8 +22,10 @@ def shape_of(*sizes: int | None) -> tuple[int, ...]:
     """The shape of relu and a 1×1 convolution of 9x9, padding 1, stride 2, where the input is declared with sizes."""
     options = {"kernel_shape": [1, 1], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Conv", ["r", "w"], ["y"], **options)]
-    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)]  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4),
+    ]
     weight = numpy_helper.from_array(numpy.ones((4, 4, 1, 1), numpy.float32), "w")
     graph = helper.make_graph(nodes, "conv", ends[:1], ends[1:], [weight])
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

@@ -24,10 +24,13 @@ LINEAR = [
 def compiled(*shape: int) -> openvino.CompiledModel:
     """Compile a linear layer between DequantizeLinear of the input, and QuantizeLinear of the output."""
     values = {
-        "s": numpy.float32(1), "z": numpy.uint8(28), "b": numpy.ones(7, numpy.float32),
-        "w": numpy.ones((7, 8), numpy.int8), "ws": numpy.arange(1, 8, dtype=numpy.float32),
+        "s": numpy.float32(1),
+        "z": numpy.uint8(28),
+        "b": numpy.ones(7, numpy.float32),
+        "w": numpy.ones((7, 8), numpy.int8),
+        "ws": numpy.arange(1, 8, dtype=numpy.float32),
         "wz": numpy.zeros(7, numpy.int8),
-    }  # fmt: skip
+    }
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
@@ -36,8 +39,10 @@ def compiled(*shape: int) -> openvino.CompiledModel:
         helper.make_node("QuantizeLinear", ["c", "s", "z"], ["yq"]),
         helper.make_node("DequantizeLinear", ["yq", "s", "z"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None] * len(shape)),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))]  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [None] * len(shape)),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape)),
+    ]
     constants = [numpy_helper.from_array(numpy.asarray(value), name) for name, value in values.items()]
     graph = helper.make_graph(nodes, "vectors", ends[:1], ends[1:], constants)
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

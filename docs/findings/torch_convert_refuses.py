@@ -80,16 +80,25 @@ STATIC: tuple[Case, ...] = (
     ("Conv2d(padding_mode='circular')", nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), (2, 4, 8, 8)),
     ("Conv3d(padding_mode='reflect')", nn.Conv3d(4, 4, 3, padding=1, padding_mode="reflect"), (2, 4, 5, 5, 5)),
     ("F.conv2d(x, w)", Function(lambda x, w: F.conv2d(x, w), 4, 4, 3, 3), (2, 4, 8, 8)),
-    ("F.conv2d, int stride",
-     Function(lambda x, w: F.conv2d(x, w, None, 1, [0, 0], [1, 1], 1), 4, 4, 3, 3), (2, 4, 8, 8)),
-    ("F.conv2d, all lists",
-     Function(lambda x, w: F.conv2d(x, w, None, [1, 1], [0, 0], [1, 1], 1), 4, 4, 3, 3), (2, 4, 8, 8)),
+    (
+        "F.conv2d, int stride",
+        Function(lambda x, w: F.conv2d(x, w, None, 1, [0, 0], [1, 1], 1), 4, 4, 3, 3),
+        (2, 4, 8, 8),
+    ),
+    (
+        "F.conv2d, all lists",
+        Function(lambda x, w: F.conv2d(x, w, None, [1, 1], [0, 0], [1, 1], 1), 4, 4, 3, 3),
+        (2, 4, 8, 8),
+    ),
     ("F.conv_transpose2d(x, w)", Function(lambda x, w: F.conv_transpose2d(x, w), 4, 4, 3, 3), (2, 4, 8, 8)),
     ("F.linear(x, weight=w)", Function(lambda x, w: F.linear(x, weight=w), 4, 4), (2, 4)),
     ("BatchNorm2d(affine=False)", nn.BatchNorm2d(4, affine=False), (2, 4, 8, 8)),
     ("BatchNorm2d(track_running_stats=False)", nn.BatchNorm2d(4, track_running_stats=False), (2, 4, 8, 8)),
-    ("Conv2d + BatchNorm2d(track_running_stats=False)",
-     nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)), (2, 4, 8, 8)),
+    (
+        "Conv2d + BatchNorm2d(track_running_stats=False)",
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)),
+        (2, 4, 8, 8),
+    ),
     ("x // 2", Function(lambda x, w: operator.floordiv(x, 2), 1), (2, 4)),
     ("F.interpolate, 3-d, nearest", Function(lambda x, w: F.interpolate(x, size=7), 1), (2, 4, 8)),
     ("F.interpolate, bicubic", Function(lambda x, w: F.interpolate(x, size=7, mode="bicubic"), 1), (2, 4, 8, 8)),
@@ -103,7 +112,7 @@ STATIC: tuple[Case, ...] = (
     ("InstanceNorm1d, unbatched", nn.InstanceNorm1d(4), (4, 8)),
     ("Linear, unbatched", nn.Linear(4, 4), (4,)),
     ("ConvTranspose2d(output_size=…)", Sized(), (2, 4, 8, 8)),
-)  # fmt: skip
+)
 OTHERS: tuple[Case, ...] = (
     ("F.linear(x, weight=w)", Function(lambda x, w: F.linear(x, weight=w), 4, 4), (2, 4)),
     ("Linear, unbatched", nn.Linear(4, 4), (4,)),

@@ -27,9 +27,12 @@ indices, offsets = torch.tensor([1, 2, 0, 4]), torch.tensor([0, 2])
 def pair(columns: int = 4, dtype: torch.dtype = torch.quint8, **arguments: Any) -> tuple[nn.EmbeddingBag, Any]:
     """Return the float module with the weight as the quantized one holds it, and the quantized one."""
     observer = torch.ao.quantization.PerChannelMinMaxObserver(
-        dtype=dtype, qscheme=torch.per_channel_affine_float_qparams, ch_axis=0,
-        quant_min=0, quant_max=255 if dtype == torch.quint8 else 15,
-    )  # fmt: skip
+        dtype=dtype,
+        qscheme=torch.per_channel_affine_float_qparams,
+        ch_axis=0,
+        quant_min=0,
+        quant_max=255 if dtype == torch.quint8 else 15,
+    )
     module = nn.EmbeddingBag(6, columns, **arguments)
     module.weight.data = torch.randn(6, columns)
     module.qconfig = torch.ao.quantization.QConfig(None, lambda: observer)  # type: ignore[assignment, no-untyped-call]
@@ -39,8 +42,13 @@ def pair(columns: int = 4, dtype: torch.dtype = torch.quint8, **arguments: Any) 
 
 
 shown = False
-for arguments in ({"mode": "sum"}, {"mode": "mean"}, {"mode": "max"}, {"mode": "sum", "padding_idx": 1},
-                  {"mode": "sum", "max_norm": 0.5}):  # fmt: skip
+for arguments in (
+    {"mode": "sum"},
+    {"mode": "mean"},
+    {"mode": "max"},
+    {"mode": "sum", "padding_idx": 1},
+    {"mode": "sum", "max_norm": 0.5},
+):
     module, quantized = pair(**arguments)
     right, found = module(indices, offsets), quantized(indices, offsets)
     error = float((found - right).abs().max())

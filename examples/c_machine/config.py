@@ -26,17 +26,21 @@ CONV_SWAP: dict[str, Any] = {"root": nn.Conv2d, "reference": nnqr.Conv2d}
 INDEX = {"weight": 1, "bias": 2}
 WITH_A_NUMBER = {0: DIFFERENT, 1: SHARE, 2: DIFFERENT}  # a sum or product with a number keeps the grid of its tensor
 PROBABILITY = DTypeWithConstraints(
-    torch.qint8, quant_min_lower_bound=-128, quant_max_upper_bound=127,
-    scale_exact_match=1 / 256, zero_point_exact_match=-128,
-)  # fmt: skip
+    torch.qint8,
+    quant_min_lower_bound=-128,
+    quant_max_upper_bound=127,
+    scale_exact_match=1 / 256,
+    zero_point_exact_match=-128,
+)
 
 FAMILIES: dict[str, tuple[Row, ...]] = {
     "conv": (
         Row(patterns=(nn.Conv2d,), qat=nnqat.Conv2d, **CONV_SWAP),
         Row(patterns=(nnqat.Conv2d,), **CONV_SWAP),
         Row(patterns=(F.conv2d,), index=INDEX),
-        Row(patterns=((nn.Conv2d, nn.ReLU), (nn.Conv2d, F.relu)), fused=nni.ConvReLU2d,
-            fuser=sequential(nni.ConvReLU2d)),
+        Row(
+            patterns=((nn.Conv2d, nn.ReLU), (nn.Conv2d, F.relu)), fused=nni.ConvReLU2d, fuser=sequential(nni.ConvReLU2d)
+        ),
         Row(patterns=(nni.ConvReLU2d,), qat=nniqat.ConvReLU2d, **CONV_SWAP),
         Row(patterns=(nniqat.ConvReLU2d,), **CONV_SWAP),
         Row(patterns=((F.conv2d, nn.ReLU), (F.conv2d, F.relu))),
@@ -45,8 +49,9 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
         Row(patterns=(nn.Linear,), qat=nnqat.Linear, **LINEAR_SWAP),
         Row(patterns=(nnqat.Linear,), **LINEAR_SWAP),
         Row(patterns=(F.linear,), index=INDEX),
-        Row(patterns=((nn.Linear, nn.ReLU), (nn.Linear, F.relu)), fused=nni.LinearReLU,
-            fuser=sequential(nni.LinearReLU)),
+        Row(
+            patterns=((nn.Linear, nn.ReLU), (nn.Linear, F.relu)), fused=nni.LinearReLU, fuser=sequential(nni.LinearReLU)
+        ),
         Row(patterns=(nni.LinearReLU,), qat=nniqat.LinearReLU, **LINEAR_SWAP),
         Row(patterns=(nniqat.LinearReLU,), **LINEAR_SWAP),
         Row(patterns=((F.linear, nn.ReLU), (F.linear, F.relu))),
@@ -64,12 +69,21 @@ FAMILIES: dict[str, tuple[Row, ...]] = {
     ),
     "keeps the grid": (
         Row(
-            patterns=(nn.ReLU, F.relu, nn.MaxPool2d, F.max_pool2d, nn.AvgPool2d, F.avg_pool2d,
-                      nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d, torch.flatten),
+            patterns=(
+                nn.ReLU,
+                F.relu,
+                nn.MaxPool2d,
+                F.max_pool2d,
+                nn.AvgPool2d,
+                F.avg_pool2d,
+                nn.AdaptiveAvgPool2d,
+                F.adaptive_avg_pool2d,
+                torch.flatten,
+            ),
             observe=SHARE,
         ),
     ),
-}  # fmt: skip
+}
 
 
 class CMachine(Backend):

@@ -29,8 +29,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "limits": (None, [], "none", {"nn.Linear": ("bias", True)}, {"nn.Linear": None}, torch.ones(2, 2)),
 }
 """Values that do not fit, by the field or its annotation."""
-CASES = [(item.name, value) for item in fields(Capabilities)
-         for value in WRONG.get(item.name, WRONG.get(str(item.type), ()))]  # fmt: skip
+CASES = [
+    (item.name, value) for item in fields(Capabilities) for value in WRONG.get(item.name, WRONG.get(str(item.type), ()))
+]
 
 
 def test_every_field_is_checked_and_takes_its_default() -> None:

@@ -141,9 +141,14 @@ def test_it_is_what_convert_writes_on_quantized_tensors(name: str, runs_on: str)
 def test_no_integer_leaves_a_narrow_range(make: Callable[[], nn.Module], per_channel: bool) -> None:
     """Neither of a value, before whose quantize stands a clamp, nor of a weight, which is moved to the range's end."""
     qconfig = minmax_qconfig(
-        torch.quint8, torch.qint8, per_channel=per_channel, weight_quant_min=-8, weight_quant_max=7,
-        quant_min=0, quant_max=127,
-    )  # fmt: skip
+        torch.quint8,
+        torch.qint8,
+        per_channel=per_channel,
+        weight_quant_min=-8,
+        weight_quant_max=7,
+        quant_min=0,
+        quant_max=127,
+    )
     found = prepared(make, qconfig)
     decomposed, whole = refimpl.convert_to_reference_decomposed_fx(found), refimpl.convert_to_reference_fx(found)
     made = to_quantized_form(decomposed)

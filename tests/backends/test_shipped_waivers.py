@@ -18,9 +18,18 @@ from reports.baseline import Baseline, Deviation, read_baseline_file
 from reports.verdicts import Verdict
 
 ENGINES = (
-    "qnnpack", "fbgemm", "x86", "onednn", "onnxruntime", "onnx-reference", "openvino", "inductor", "executorch",
-    "pt2e-x86", "pt2e-xnnpack",
-)  # fmt: skip
+    "qnnpack",
+    "fbgemm",
+    "x86",
+    "onednn",
+    "onnxruntime",
+    "onnx-reference",
+    "openvino",
+    "inductor",
+    "executorch",
+    "pt2e-x86",
+    "pt2e-xnnpack",
+)
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
 UNWRITTEN = "../docs/findings.md#69"
 """What reads memory that nobody wrote fails in some cases now, and in others the next time."""
@@ -78,9 +87,16 @@ def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> N
     """Not of what crashes, or fails by chance."""
     baseline = read_baseline_file(path)
     waivers = shipped(baseline.basis.backend, baseline.basis.isa, baseline.basis.torch)
-    named = {name for waiver, names in waivers.find_covered(baseline.deviations).items() for name in names
-             if UNWRITTEN in waiver.findings}  # fmt: skip
-    failing = {name: known.failing for name, known in baseline.deviations.items()
-               if known.verdict is Verdict.REFUTED and name not in named}  # fmt: skip
+    named = {
+        name
+        for waiver, names in waivers.find_covered(baseline.deviations).items()
+        for name in names
+        if UNWRITTEN in waiver.findings
+    }
+    failing = {
+        name: known.failing
+        for name, known in baseline.deviations.items()
+        if known.verdict is Verdict.REFUTED and name not in named
+    }
     assert sum(count is not None for count in failing.values()) > 0.8 * len(failing)
     assert all(count is None or count > 0 for count in failing.values())

@@ -26,11 +26,21 @@ from conformance.whole_models.architectures import ARCHITECTURES
 from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
 
 SAMPLE = (
-    "nn.Conv2d/*/ptq/*", "nn.Conv1d+nn.ReLU/*/ptq/per_channel_symmetric", "nn.Conv2d/*/qat/per_channel_symmetric",
-    "nn.ConvTranspose2d/*/ptq/*", "F.linear+F.relu/*dynamic*", "nn.Linear/dynamic:in=float16*",
-    "nn.LSTM/dynamic*per_channel_symmetric", "torch.cat/*/ptq/*", "nn.Sigmoid/*/ptq/*", "operator.add+nn.ReLU/*/ptq/*",
-    "F.instance_norm/*/ptq/*", ".reshape/*/ptq/*", "nn.Embedding/*w=quint8*/ptq/*", "nnqat.Conv1d/*",
-)  # fmt: skip
+    "nn.Conv2d/*/ptq/*",
+    "nn.Conv1d+nn.ReLU/*/ptq/per_channel_symmetric",
+    "nn.Conv2d/*/qat/per_channel_symmetric",
+    "nn.ConvTranspose2d/*/ptq/*",
+    "F.linear+F.relu/*dynamic*",
+    "nn.Linear/dynamic:in=float16*",
+    "nn.LSTM/dynamic*per_channel_symmetric",
+    "torch.cat/*/ptq/*",
+    "nn.Sigmoid/*/ptq/*",
+    "operator.add+nn.ReLU/*/ptq/*",
+    "F.instance_norm/*/ptq/*",
+    ".reshape/*/ptq/*",
+    "nn.Embedding/*w=quint8*/ptq/*",
+    "nnqat.Conv1d/*",
+)
 
 
 def _compare_some(*globs: str) -> list[Outcome]:

@@ -19,33 +19,51 @@ Row = dict[str, Any]
 COUNT = 75
 """Number of claims of the report."""
 WAIVER = {
-    "reason": "issue 12: saturates", "url": "https://example.org/12", "expires": "2027-01-31", "max_lsb": 18.0,
-}  # fmt: skip
+    "reason": "issue 12: saturates",
+    "url": "https://example.org/12",
+    "expires": "2027-01-31",
+    "max_lsb": 18.0,
+}
 MODEL = {
-    "kind": "model", "model": "model/unet/ptq", "verdict": "REFUTED", "waived": True, "max_lsb": 3.0, "cases": 4,
-    "reason": "first to diverge: up1", "seconds": 1.0, "waiver": WAIVER | {"expires": None},
+    "kind": "model",
+    "model": "model/unet/ptq",
+    "verdict": "REFUTED",
+    "waived": True,
+    "max_lsb": 3.0,
+    "cases": 4,
+    "reason": "first to diverge: up1",
+    "seconds": 1.0,
+    "waiver": WAIVER | {"expires": None},
     "evidence": {"where": {"case": "batch"}, "expected": [1.5], "found": [9], "node": "up1"},
-    "statistics": {"sqnr_db": 12.5, "layers": [
-        {"node": "stem", "pattern": "nn.Conv2d", "verdict": "VERIFIED", "sqnr_db": "inf"},
-        {"node": "up1", "pattern": "nn.ConvTranspose2d", "verdict": "REFUTED", "sqnr_db": 9.5},
-        {"node": "up2", "pattern": "nn.ConvTranspose2d", "verdict": "CRASHED"},
-    ]},
+    "statistics": {
+        "sqnr_db": 12.5,
+        "layers": [
+            {"node": "stem", "pattern": "nn.Conv2d", "verdict": "VERIFIED", "sqnr_db": "inf"},
+            {"node": "up1", "pattern": "nn.ConvTranspose2d", "verdict": "REFUTED", "sqnr_db": 9.5},
+            {"node": "up2", "pattern": "nn.ConvTranspose2d", "verdict": "CRASHED"},
+        ],
+    },
     "script": "import torch\n",
-}  # fmt: skip
+}
 MEASUREMENTS = [
     {
-        "kind": "measurement", "topic": "fingerprint", "subject": "linear", "values": {"ties": "half_even", "bits": 31},
+        "kind": "measurement",
+        "topic": "fingerprint",
+        "subject": "linear",
+        "values": {"ties": "half_even", "bits": 31},
         "claims": ["shown"],
     },
     {"kind": "measurement", "topic": "nonfinite", "subject": "linear", "values": {"nan": "becomes 0"}},
     {"kind": "measurement", "topic": "accuracy", "subject": "model/unet/ptq", "values": {"top1": 0.97}},
-]  # fmt: skip
+]
 STATISTICS = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5}
 HEADER = {
-    "isa": "avx2", "isolation": "fork", "limits": {"nn.Linear": {"bias": "True"}},
+    "isa": "avx2",
+    "isolation": "fork",
+    "limits": {"nn.Linear": {"bias": "True"}},
     "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
     "detection": {"sums": {"faults": 3, "quick": 2, "full": 3}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
@@ -73,14 +91,21 @@ def _shown(runs: Runs) -> list[Row]:
         claim | {"graphs": graphs, "script": "import torch\n\nprint(torch.ones(1))\n"},
         runs.check("endless", outcome="fail", verdict="FALLBACK", message="ran in float", max_lsb="inf"),
         runs.claim("endless", verdict="FALLBACK", reason="ran in float", max_lsb="inf"),
-        runs.check("undefined", **red, max_lsb="nan"), runs.claim("undefined", verdict="REFUTED", max_lsb="nan"),
-        known | {"statistics": STATISTICS | {"sqnr_db": 12.5}}, waived,
-        *(row for issue, day in days.items()
-          for row in runs.refuted(issue, waived=True, waiver=WAIVER | {"reason": issue, "expires": day})),
-        runs.check("exact", max_lsb=0.0, statistics=STATISTICS | {"sqnr_db": "inf"}), runs.claim("exact", max_lsb=0.0),
-        runs.check("tied", max_lsb=0.5), runs.claim("tied", max_lsb=0.5),
+        runs.check("undefined", **red, max_lsb="nan"),
+        runs.claim("undefined", verdict="REFUTED", max_lsb="nan"),
+        known | {"statistics": STATISTICS | {"sqnr_db": 12.5}},
+        waived,
+        *(
+            row
+            for issue, day in days.items()
+            for row in runs.refuted(issue, waived=True, waiver=WAIVER | {"reason": issue, "expires": day})
+        ),
+        runs.check("exact", max_lsb=0.0, statistics=STATISTICS | {"sqnr_db": "inf"}),
+        runs.claim("exact", max_lsb=0.0),
+        runs.check("tied", max_lsb=0.5),
+        runs.claim("tied", max_lsb=0.5),
         runs.claim("silent", verdict="UNSHOWN", execution="none", reason="execution not shown"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="session")

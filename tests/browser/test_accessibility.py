@@ -13,10 +13,27 @@ from tests.reports.conftest import Made
 pytestmark = pytest.mark.slow
 
 PARTS = (
-    "#baseline", "#failures", "#waived", "#quality", "#waivers", "#models", "#unexercised", "#matrix", "#claims",
-    "#plots", "#rules", "#measurements", "#power", ".evidence", ".graphs", ".code", "svg", ".facts ul",
-    ".banner.FAIL", ".banner.INCOMPLETE",
-)  # fmt: skip
+    "#baseline",
+    "#failures",
+    "#waived",
+    "#quality",
+    "#waivers",
+    "#models",
+    "#unexercised",
+    "#matrix",
+    "#claims",
+    "#plots",
+    "#rules",
+    "#measurements",
+    "#power",
+    ".evidence",
+    ".graphs",
+    ".code",
+    "svg",
+    ".facts ul",
+    ".banner.FAIL",
+    ".banner.INCOMPLETE",
+)
 
 
 @pytest.fixture

@@ -74,8 +74,11 @@ def test_the_heat_map_of_ten_configs_fits_a_laptop(opened: Any, runs: Any, tmp_p
     configs = [
         f"static:in=qint8[s>=2^-{n}],w=qint8[-127..127,s>=2^-12],b=float32,out=qint8[s>=2^-12]" for n in range(10)
     ]
-    claims = [runs.claim(f"{name} {n}", pattern=f"nn.ConvTranspose3d+nn.BatchNorm3d+{name}", dtype_config=config)
-              for n, config in enumerate(configs) for name in ("nn.ReLU", "F.relu")]  # fmt: skip
+    claims = [
+        runs.claim(f"{name} {n}", pattern=f"nn.ConvTranspose3d+nn.BatchNorm3d+{name}", dtype_config=config)
+        for n, config in enumerate(configs)
+        for name in ("nn.ReLU", "F.relu")
+    ]
     (tmp_path / "ten.html").write_text(render_html(runs.results(claims)), encoding="utf-8")
     page = opened((tmp_path / "ten.html").as_uri(), viewport={"width": 1366, "height": 768})
     assert page.locator(".matrix").evaluate("element => element.scrollWidth - element.clientWidth") == 0

@@ -20,9 +20,14 @@ EVIL = (
     " url(http://x.invalid/f) @import 'http://x.invalid/g'; --> ]]> {{ 7*7 }} `${window.hit = 1}`"
 )
 URLS = (
-    "javascript:window.hit=1", " javascript:window.hit=1", "JaVaScRiPt:window.hit=1", "file:///etc/passwd",
-    "data:text/html,<script>window.hit=1</script>", "//x.invalid/h", "https://x.invalid/' onmouseover='window.hit = 1",
-)  # fmt: skip
+    "javascript:window.hit=1",
+    " javascript:window.hit=1",
+    "JaVaScRiPt:window.hit=1",
+    "file:///etc/passwd",
+    "data:text/html,<script>window.hit=1</script>",
+    "//x.invalid/h",
+    "https://x.invalid/' onmouseover='window.hit = 1",
+)
 
 
 def _hostile(runs: Any) -> list[dict[str, Any]]:
@@ -41,9 +46,18 @@ def _hostile(runs: Any) -> list[dict[str, Any]]:
         waiver = {"reason": EVIL, "url": url, "expires": EVIL, "max_lsb": 9.0}
         waived += runs.refuted(f"{EVIL} {number}", waived=True, waiver=waiver)
     model = {
-        "kind": "model", "model": EVIL, "verdict": "REFUTED", "waived": False, "reason": EVIL, "max_lsb": 1.0,
-        "cases": 1, "seconds": 1.0, "evidence": evidence | {"node": EVIL}, "rule": EVIL, "script": EVIL,
-    }  # fmt: skip
+        "kind": "model",
+        "model": EVIL,
+        "verdict": "REFUTED",
+        "waived": False,
+        "reason": EVIL,
+        "max_lsb": 1.0,
+        "cases": 1,
+        "seconds": 1.0,
+        "evidence": evidence | {"node": EVIL},
+        "rule": EVIL,
+        "script": EVIL,
+    }
     measurements = [
         {"kind": "measurement", "topic": t, "subject": EVIL, "values": {EVIL: EVIL}} for t in (EVIL, "fingerprint")
     ]

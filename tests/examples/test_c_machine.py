@@ -29,9 +29,17 @@ STRICT = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 QUICK = ("-std=c99", "-O0", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 SANITIZED = ("-std=c99", "-g", "-O1", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 SOME = (
-    "nn.Conv2d/*/ptq/*", "nn.Conv2d+nn.ReLU/*/ptq/*", "nn.Linear/*/ptq/*", "nn.ReLU/*/ptq/*", "operator.add/*/ptq/*",
-    "operator.mul/*/ptq/*", "nn.MaxPool2d/*/ptq/*", "nn.AvgPool2d/*", "torch.cat/*/ptq/*", "nn.Sigmoid/*/ptq/*",
-)  # fmt: skip
+    "nn.Conv2d/*/ptq/*",
+    "nn.Conv2d+nn.ReLU/*/ptq/*",
+    "nn.Linear/*/ptq/*",
+    "nn.ReLU/*/ptq/*",
+    "operator.add/*/ptq/*",
+    "operator.mul/*/ptq/*",
+    "nn.MaxPool2d/*/ptq/*",
+    "nn.AvgPool2d/*",
+    "torch.cat/*/ptq/*",
+    "nn.Sigmoid/*/ptq/*",
+)
 """Claims that the faults are told apart by. The cases of an op are divided among its claims, and the averages whose
 divisor differs at the border are those of QAT."""
 WEIGHTED = {"nn.Conv2d", "nn.Conv2d+nn.ReLU", "nn.Linear"}
@@ -68,9 +76,7 @@ def run(program: Path, bundle: Path, outputs: Path, *cases: str) -> None:
 
 
 def write_bundle(folder: Path, *claims: str) -> Path:
-    options = Options(
-        backend=BACKEND, report_dir=folder, seed=0, profile="quick", claim_timeout=60.0, claims=claims
-    )  # fmt: skip
+    options = Options(backend=BACKEND, report_dir=folder, seed=0, profile="quick", claim_timeout=60.0, claims=claims)
     export(options, folder, ("json",), None)
     return folder
 
@@ -79,10 +85,14 @@ def judge(bundle: Path, outputs: Path) -> dict[str, str]:
     """Return the verdict of each claim of a bundle, by its ID."""
     options = adopt_bundle(
         Options(
-            backend=f"{VECTORS}{bundle}", report_dir=outputs, seed=0, profile="quick", claim_timeout=60.0,
+            backend=f"{VECTORS}{bundle}",
+            report_dir=outputs,
+            seed=0,
+            profile="quick",
+            claim_timeout=60.0,
             outputs=outputs,
         )
-    )  # fmt: skip
+    )
     opened = open_session(options)
     places = open_workplaces(opened)
     try:
@@ -161,5 +171,6 @@ def test_a_case_can_be_named_and_what_the_machine_has_not_is_declined(some_claim
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == [row["case"]]
     (status,) = (tmp_path / "outputs" / row["case"]).iterdir()
     assert json.loads(status.read_text(encoding="utf-8")) == {
-        "status": "refused", "reason": "op0: the machine has no nn.Tanh",
-    }  # fmt: skip
+        "status": "refused",
+        "reason": "op0: the machine has no nn.Tanh",
+    }

@@ -84,10 +84,12 @@ def test_the_run_may_accept_that_and_says_so_everywhere(accepted: Ran) -> None:
 @pytest.mark.parametrize(
     ("otherwise", "allows", "accepts", "passes_then"),
     [
-        (Verdict.VERIFIED, False, True, True), (Verdict.VERIFIED, True, False, False),
-        (Verdict.QUALITY, True, True, True), (Verdict.QUALITY, False, True, False),
+        (Verdict.VERIFIED, False, True, True),
+        (Verdict.VERIFIED, True, False, False),
+        (Verdict.QUALITY, True, True, True),
+        (Verdict.QUALITY, False, True, False),
     ],
-)  # fmt: skip
+)
 def test_no_lesser_verdict_hides_behind_it(
     tmp_path: Path, otherwise: Verdict, allows: bool, accepts: bool, passes_then: bool
 ) -> None:
@@ -129,12 +131,19 @@ def test_rows_cannot_accept_for_a_run_that_does_not(tmp_path: Path, silent: Ran)
 
 
 def test_a_certificate_needs_evidence_or_says_that_there_is_none(tmp_path: Path, runs: Any) -> None:
-    rows = [runs.check("a"), runs.claim("a", execution="numbers"), runs.check("b", verdict="UNSHOWN", outcome="fail"),
-            runs.claim("b", verdict="UNSHOWN", execution="none", accepted=True)]  # fmt: skip
+    rows = [
+        runs.check("a"),
+        runs.claim("a", execution="numbers"),
+        runs.check("b", verdict="UNSHOWN", outcome="fail"),
+        runs.claim("b", verdict="UNSHOWN", execution="none", accepted=True),
+    ]
     path = runs.lines(
-        rows, options={"without_execution_evidence": True}, claims_in_config=2, claims_sha256=digest_ids("ab"),
+        rows,
+        options={"without_execution_evidence": True},
+        claims_in_config=2,
+        claims_sha256=digest_ids("ab"),
         started="2026-11-25T03:04:05+00:00",
-    )  # fmt: skip
+    )
     assert main(["certify", str(path), "-o", str(tmp_path / "none")]) == 1 and not (tmp_path / "none").exists()
     folder = tmp_path / "certificate"
     assert main(["certify", str(path), "-o", str(folder), OPTION]) == 0

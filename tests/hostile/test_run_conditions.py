@@ -116,9 +116,15 @@ def run_anew(folder: Path, backend: str, *flags: str, handles: int | None = None
             resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
 
     done = subprocess.run(
-        [sys.executable, *flags, *words], cwd=FAKES, env=clean_environment() | variables, capture_output=True,
-        text=True, timeout=240, preexec_fn=limit, check=False,
-    )  # fmt: skip
+        [sys.executable, *flags, *words],
+        cwd=FAKES,
+        env=clean_environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=limit,
+        check=False,
+    )
     return Ran(status=done.returncode, out=done.stdout, err=done.stderr, folder=folder / "report")
 
 
@@ -147,15 +153,21 @@ def test_no_process_has_threads_of_torch_when_it_forks(tmp_path: Path, workers: 
     """
     notes = tmp_path / "notes"
     variables = {
-        "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(VENDORS), str(SITE)]), "NOTED_FORKS": str(notes),
+        "PYTHONPATH": os.pathsep.join([str(REPO), str(FAKES), str(VENDORS), str(SITE)]),
+        "NOTED_FORKS": str(notes),
         "JUDGE_PATCH": "noted_forks",
-        "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "2",
-    }  # fmt: skip
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "2",
+    }
     _, *words = command(tmp_path, "reference", workers, ONE)
     done = subprocess.run(
-        [sys.executable, *words], env=clean_environment() | variables, capture_output=True, text=True, timeout=240,
+        [sys.executable, *words],
+        env=clean_environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stdout + done.stderr  # nothing shows the execution
     forks = [tuple(map(int, line.split())) for line in notes.read_text().splitlines()]
     assert len(forks) >= 3 and {count - of_python for count, of_python in forks} == {0}

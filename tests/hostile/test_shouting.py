@@ -74,13 +74,17 @@ def test_commands_on_results_print_nothing_raw(tmp_path: Path, shouted: Callable
     results, others = (shouted(place).folder / "results.jsonl" for place in ("lower", "declines"))
     page, file = str(tmp_path / "a.html"), str(results)
     for words in (
-        ("reports", "render", file, "-o", page), ("reports", "markdown", file), ("reports", "diff", file, str(others)),
-        ("reports", "compare", file, str(others), "-o", page), ("reports", "merge", file, str(others)),
-        ("reports", "certify", file, "-o", str(tmp_path / "certificate")), ("conformance", "expect", file),
+        ("reports", "render", file, "-o", page),
+        ("reports", "markdown", file),
+        ("reports", "diff", file, str(others)),
+        ("reports", "compare", file, str(others), "-o", page),
+        ("reports", "merge", file, str(others)),
+        ("reports", "certify", file, "-o", str(tmp_path / "certificate")),
+        ("conformance", "expect", file),
         ("conformance", "describe", file, "-o", str(tmp_path / "said.json")),
         ("conformance", "export", f"--backend={BACKEND}", "--claim=*", "--profile=quick", "-o", str(tmp_path / "b")),
         ("conformance", "run", str(tmp_path / "b" / "device"), str(tmp_path / "out"), f"--backend={BACKEND}"),
         ("conformance", "claims-of", "shouts:Shouts"),
-    ):  # fmt: skip
+    ):
         done = run_python("-m", *words, cwd=VENDORS, environment=clean_environment() | {"HOSTILE_PLACE": "lower"})
         assert find_raw(done.stdout + done.stderr) == [], words

@@ -130,7 +130,8 @@ def test_roundings_are_a_number_that_has_a_bound(roundings: Any) -> None:
 def test_the_report_shows_what_is_registered(tmp_path: Path) -> None:
     ran = run(tmp_path, "own_modules:Zeros")
     assert ran.results.header.registered == {
-        "own_modules.Gain": "1 model, roundings=1", "own_modules.Shift": "1 model, roundings=1"
-    }  # fmt: skip
+        "own_modules.Gain": "1 model, roundings=1",
+        "own_modules.Shift": "1 model, roundings=1",
+    }
     page = (ran.folder / "report.html").read_text()
     assert "<dt>Registered</dt>" in page and "1 model, roundings=1" in page

@@ -80,8 +80,13 @@ entry("structure", "batch norm not folded", BN, lambda e: e.set_fuser_method(_no
 entry("structure", "relu dropped by a fuser method", BN_RELU, lambda e: e.set_fuser_method(_no_relu), "FUS-06")
 entry("structure", "fuser method raises", BN, lambda e: e.set_fuser_method(_raises), "FUS-02")
 entry("claims", "fuser method takes too few modules", BN_RELU, lambda e: e.set_fuser_method(_no_norm), "FUS-02")
-entry("claims", "fused module without a fuser method", "nn.Hardswish", lambda e: e.set_fused_module(nn.Hardswish),
-      "FUS-08")  # fmt: skip
+entry(
+    "claims",
+    "fused module without a fuser method",
+    "nn.Hardswish",
+    lambda e: e.set_fused_module(nn.Hardswish),
+    "FUS-08",
+)
 
 # -- modules ----------------------------------------------------------------------------------------------------------
 
@@ -156,19 +161,51 @@ def _trained_by(kind: type[nn.Module], pattern: str, trained: str) -> SmallRefer
     return SmallReference(config.set_backend_pattern_config(entry.set_pattern(kind)))
 
 
-seed("structure", "class for training with another eps",
-     lambda: _trained_by(OtherEps, "nni.ConvBnReLU2d", "nniqat.ConvBnReLU2d"), "QAT-01",
-     claims=("nni.ConvBnReLU2d/*", "torch.flatten/*"))  # fmt: skip
-entry("claims", "no reference module", "nn.Conv1d", lambda e: setattr(e, "reference_quantized_module", None),
-      "CVT-02", "CFG-11")  # fmt: skip
-entry("structure", "reference module loses the bias", "nn.Conv1d",
-      lambda e: e.set_reference_quantized_module(Unbiased), "CVT-02", "FUS-06")  # fmt: skip
-entry("structure", "reference module reverses its channels", "nn.Conv1d",
-      lambda e: e.set_reference_quantized_module(Reversed), "CVT-02", "FUS-06")  # fmt: skip
-entry("structure", "reference module forgets to quantize", "nn.Conv1d",
-      lambda e: e.set_reference_quantized_module(Unquantized), "CVT-02")  # fmt: skip
-entry("claims", "reference module that cannot be made", "nn.Conv1d",
-      lambda e: e.set_reference_quantized_module(Unmade), "CVT-02")  # fmt: skip
+seed(
+    "structure",
+    "class for training with another eps",
+    lambda: _trained_by(OtherEps, "nni.ConvBnReLU2d", "nniqat.ConvBnReLU2d"),
+    "QAT-01",
+    claims=("nni.ConvBnReLU2d/*", "torch.flatten/*"),
+)
+entry(
+    "claims",
+    "no reference module",
+    "nn.Conv1d",
+    lambda e: setattr(e, "reference_quantized_module", None),
+    "CVT-02",
+    "CFG-11",
+)
+entry(
+    "structure",
+    "reference module loses the bias",
+    "nn.Conv1d",
+    lambda e: e.set_reference_quantized_module(Unbiased),
+    "CVT-02",
+    "FUS-06",
+)
+entry(
+    "structure",
+    "reference module reverses its channels",
+    "nn.Conv1d",
+    lambda e: e.set_reference_quantized_module(Reversed),
+    "CVT-02",
+    "FUS-06",
+)
+entry(
+    "structure",
+    "reference module forgets to quantize",
+    "nn.Conv1d",
+    lambda e: e.set_reference_quantized_module(Unquantized),
+    "CVT-02",
+)
+entry(
+    "claims",
+    "reference module that cannot be made",
+    "nn.Conv1d",
+    lambda e: e.set_reference_quantized_module(Unmade),
+    "CVT-02",
+)
 seed(
     "structure",
     "own reference module rounds its weight down",
@@ -176,8 +213,9 @@ seed(
     "CVT-02",
     claims=("nn.Linear/*",),
 )
-entry("claims", "class for training that no entry quantizes", "nn.Linear", lambda e: e.set_qat_module(PlainQat),
-      "QAT-01")  # fmt: skip
+entry(
+    "claims", "class for training that no entry quantizes", "nn.Linear", lambda e: e.set_qat_module(PlainQat), "QAT-01"
+)
 
 # -- constraints and dtypes -------------------------------------------------------------------------------------------
 
@@ -192,10 +230,22 @@ FIXED = DTypeWithConstraints(torch.quint8, 0, 255, scale_exact_match=-0.5, zero_
 
 entry("claims", "bounds that leave no integer", "torch.cat", lambda e: e.set_dtype_configs([EMPTY]), "CFG-02")
 entry("claims", "a negative scale", "nn.Softmax", lambda e: e.set_dtype_configs([DTypeConfig(FIXED, FIXED)]), "CFG-02")
-entry("claims", "output dtype that the input's observer excludes", "nn.Identity",
-      lambda e: e.set_dtype_configs([DTypeConfig(torch.quint8, torch.qint8)]), "CFG-02", "DTY-01")  # fmt: skip
-entry("claims", "an op that is a wildcard", "nn.Hardswish",
-      lambda e: _repatterned(e, (MatchAllNode, nn.ReLU)), "PAT-05", claimed="nn.ReLU+[*]")  # fmt: skip
+entry(
+    "claims",
+    "output dtype that the input's observer excludes",
+    "nn.Identity",
+    lambda e: e.set_dtype_configs([DTypeConfig(torch.quint8, torch.qint8)]),
+    "CFG-02",
+    "DTY-01",
+)
+entry(
+    "claims",
+    "an op that is a wildcard",
+    "nn.Hardswish",
+    lambda e: _repatterned(e, (MatchAllNode, nn.ReLU)),
+    "PAT-05",
+    claimed="nn.ReLU+[*]",
+)
 
 
 def _only(kind: Any, then: Callable[[GraphModule], object]) -> Callable[[GraphModule], None]:
@@ -244,15 +294,40 @@ def _hang(honest: Any, module: Any, *arguments: Any, **keywords: Any) -> Any:
     return honest(module, *arguments, **keywords)
 
 
-seed("claims", "declines what it claims", partial(Edited, _only(nn.Hardswish, _decline)), "LOW-01",
-     claims=("nn.Hardswish/*", "torch.flatten/*"))  # fmt: skip
-seed("claims", "cannot compile what it claims", partial(Edited, _only(nn.Sigmoid, _raise)), "LOW-01",
-     claims=("nn.Sigmoid/*", "torch.flatten/*"))  # fmt: skip
-seed("claims", "claims signed integers, takes unsigned ones", partial(Stepped, "quantize", _signed), "NUM-03",
-     claims=("nn.Conv1d/*", "nn.Softmax/*"))  # fmt: skip
+seed(
+    "claims",
+    "declines what it claims",
+    partial(Edited, _only(nn.Hardswish, _decline)),
+    "LOW-01",
+    claims=("nn.Hardswish/*", "torch.flatten/*"),
+)
+seed(
+    "claims",
+    "cannot compile what it claims",
+    partial(Edited, _only(nn.Sigmoid, _raise)),
+    "LOW-01",
+    claims=("nn.Sigmoid/*", "torch.flatten/*"),
+)
+seed(
+    "claims",
+    "claims signed integers, takes unsigned ones",
+    partial(Stepped, "quantize", _signed),
+    "NUM-03",
+    claims=("nn.Conv1d/*", "nn.Softmax/*"),
+)
 seed("claims", "takes scales from 2^-12 on, unsaid", partial(Stepped, "quantize", _scale_floor), "NUM-03", "NUM-05")
 seed("claims", "claims per-channel scales, has one for all", partial(Edited, _per_tensor), "NUM-03")
-seed("claims", "dies on one op", partial(Edited, _only(nn.ReLU6, _die)), "CRASHED",
-     claims=("nn.ReLU6/*", "torch.flatten/*"))  # fmt: skip
-seed("claims", "hangs on one op", partial(Stepped, "called", _hang), "TIMEOUT",
-     claims=("nn.Softmax/static:in=quint8*/ptq/*", "torch.flatten/*/ptq/*"))  # fmt: skip
+seed(
+    "claims",
+    "dies on one op",
+    partial(Edited, _only(nn.ReLU6, _die)),
+    "CRASHED",
+    claims=("nn.ReLU6/*", "torch.flatten/*"),
+)
+seed(
+    "claims",
+    "hangs on one op",
+    partial(Stepped, "called", _hang),
+    "TIMEOUT",
+    claims=("nn.Softmax/static:in=quint8*/ptq/*", "torch.flatten/*/ptq/*"),
+)

@@ -58,9 +58,15 @@ def _bind(forward: Any, module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def lying(name: str, claims: tuple[str, ...], *arguments: Any) -> None:
     """Enter a liar into the table. Where its numbers are wrong on their own, these find it first."""
-    MUTANTS.append(Mutant(
-        group="evidence", name=name, make=lambda: Liar(*arguments), rules=("LOW-04", "NUM-03"), claims=claims,
-    ))  # fmt: skip
+    MUTANTS.append(
+        Mutant(
+            group="evidence",
+            name=name,
+            make=lambda: Liar(*arguments),
+            rules=("LOW-04", "NUM-03"),
+            claims=claims,
+        )
+    )
 
 
 # -- how the sums are made --------------------------------------------------------------------------------------------
@@ -96,8 +102,10 @@ def _in_lanes(lanes: int) -> Forward:
 lying("linear in float32, reported as quantized", LINEAR)
 lying("convolution in float32, reported as quantized", CONV)
 lying("transposed convolution in float32, reported as quantized", ("nn.ConvTranspose2d/*",))
-lying("convolutions with and without batch norm in float32, reported as quantized",
-      ("nn.Conv2d+nn.BatchNorm2d/*", "nn.Conv2d/*"))  # fmt: skip
+lying(
+    "convolutions with and without batch norm in float32, reported as quantized",
+    ("nn.Conv2d+nn.BatchNorm2d/*", "nn.Conv2d/*"),
+)
 lying("linear summed in float32 lanes, reported as quantized", LINEAR, _in_lanes(16))
 lying("linear in bfloat16, reported as quantized", LINEAR, _narrow(torch.bfloat16))
 lying("linear in float16, reported as quantized", LINEAR, _narrow(torch.float16))

@@ -38,9 +38,10 @@ def _results(integers: Callable[..., Tensor]) -> Callable[..., Any]:
 
 def _kernel(name: str, step: str, body: Callable[..., Any], fixing: Fixing = FIXED) -> None:
     MUTANTS.append(
-        Mutant(group=GROUP, name=name, make=lambda: Stepped(step, body, fixing.config()), rules=("NUM-03",),
-               claims=CLAIMS)
-    )  # fmt: skip
+        Mutant(
+            group=GROUP, name=name, make=lambda: Stepped(step, body, fixing.config()), rules=("NUM-03",), claims=CLAIMS
+        )
+    )
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
@@ -85,8 +86,11 @@ def _not_clipped(honest: Any, node: Node, value: Any, scale: float, zero: int, l
 
 _kernel("fixed grid: clips at the other end", "quantize", _results(_at_the_other_end))
 _kernel("fixed grid: wraps", "quantize", _results(lambda q, low, high: q.remainder(256)))
-_kernel("fixed grid: does not clip below", "quantize", _results(
-    lambda q, low, high: torch.where(q < low, q.remainder(256), q.clamp(max=high))))  # fmt: skip
+_kernel(
+    "fixed grid: does not clip below",
+    "quantize",
+    _results(lambda q, low, high: torch.where(q < low, q.remainder(256), q.clamp(max=high))),
+)
 _kernel("fixed grid: ends a step early", "quantize", _results(lambda q, low, high: q.clamp(low, high - 1)))
 _kernel("fixed grid: begins a step late", "quantize", _results(lambda q, low, high: q.clamp(low + 1, high)))
 _kernel("fixed grid: zero point off by one", "quantize", _results(lambda q, low, high: (q + 1).clamp(low, high)))
@@ -144,16 +148,39 @@ def _halved_input(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any)
 _WRITE = "refimpl.emit.Decomposed.write_static"
 _flow("fixed grid: an observer measures the result", "refimpl.placing.Placer._add", _measuring, "CVT-01", "DTY-05")
 _flow("fixed grid: stands on the input", "refimpl.placing.Placer._choose_input_constructor", _on_input, "OBS-14")
-_flow("fixed grid: convert writes the next zero point", _WRITE, _written(
-    lambda qparams: {"zero_point": qparams.zero_point + 1}, _is_any, FIXED), "CVT-01")  # fmt: skip
-_flow("fixed grid: convert writes a scale larger by 2^-16", _WRITE, _written(
-    lambda qparams: {"scale": qparams.scale * (1 + 2.0**-16)}, _is_any, FIXED), "CVT-01")  # fmt: skip
-_flow("fixed grid: convert writes all 8 bits for 7", _WRITE, _written(
-    lambda qparams: {"quant_max": 255}, _is_any, SEVEN), "CVT-01", fixing=SEVEN)  # fmt: skip
-_flow("fixed grid: what shares it is given another", _WRITE, _written(
-    lambda qparams: {"scale": qparams.scale * 2}, _is_sharing, FIXED), "CVT-01", claims=MODELS)  # fmt: skip
-_flow("fixed grid: the input before it has half its range", _WRITE, _halved_input, "CVT-01",
-      claims=("operator.*/ptq/*", "nn.Linear/*/ptq/*"))  # fmt: skip
+_flow(
+    "fixed grid: convert writes the next zero point",
+    _WRITE,
+    _written(lambda qparams: {"zero_point": qparams.zero_point + 1}, _is_any, FIXED),
+    "CVT-01",
+)
+_flow(
+    "fixed grid: convert writes a scale larger by 2^-16",
+    _WRITE,
+    _written(lambda qparams: {"scale": qparams.scale * (1 + 2.0**-16)}, _is_any, FIXED),
+    "CVT-01",
+)
+_flow(
+    "fixed grid: convert writes all 8 bits for 7",
+    _WRITE,
+    _written(lambda qparams: {"quant_max": 255}, _is_any, SEVEN),
+    "CVT-01",
+    fixing=SEVEN,
+)
+_flow(
+    "fixed grid: what shares it is given another",
+    _WRITE,
+    _written(lambda qparams: {"scale": qparams.scale * 2}, _is_sharing, FIXED),
+    "CVT-01",
+    claims=MODELS,
+)
+_flow(
+    "fixed grid: the input before it has half its range",
+    _WRITE,
+    _halved_input,
+    "CVT-01",
+    claims=("operator.*/ptq/*", "nn.Linear/*/ptq/*"),
+)
 
 
 class Boasting(OwnFixedObserver):
@@ -171,7 +198,10 @@ class Boasting(OwnFixedObserver):
 
 MUTANTS.append(
     Mutant(
-        group=GROUP, name="fixed grid: own observer measures all the same", rules=("CVT-01", "DTY-05"), claims=CLAIMS,
+        group=GROUP,
+        name="fixed grid: own observer measures all the same",
+        rules=("CVT-01", "DTY-05"),
+        claims=CLAIMS,
         make=partial(FixedGridBackend, FIXED, observers=(MEASURED, FIXED.observer(Boasting))),
     )
-)  # fmt: skip
+)

@@ -17,10 +17,18 @@ from tests.mutation.mutant import Mutant, owner_of
 
 MUTANTS: list[Mutant] = []
 CLAIMS = (
-    "nn.Linear/*=quint8*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d+nn.BatchNorm2d/*", "nn.Softmax/*/ptq/*",
-    "operator.add/*/ptq/*", "torch.cat/*/ptq/*", "nn.GRUCell/dynamic:in=quint8*", "nn.Embedding/*quint8*",
-    ".size/*/ptq/*", "torch.flatten/*/ptq/*", "model/residual/ptq/*",
-)  # fmt: skip
+    "nn.Linear/*=quint8*/ptq/*",
+    "nn.Conv1d/static:in=qint8*",
+    "nn.Conv2d+nn.BatchNorm2d/*",
+    "nn.Softmax/*/ptq/*",
+    "operator.add/*/ptq/*",
+    "torch.cat/*/ptq/*",
+    "nn.GRUCell/dynamic:in=quint8*",
+    "nn.Embedding/*quint8*",
+    ".size/*/ptq/*",
+    "torch.flatten/*/ptq/*",
+    "model/residual/ptq/*",
+)
 """What the gate runs of them: some of each kind."""
 MEASURED = tuple(claim for claim in CLAIMS if not claim.startswith("nn.Softmax"))
 """Those of which nothing is fixed."""
@@ -67,16 +75,28 @@ def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "above its bound"
 
 
-patched("claims", "integers beyond the bounds are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-03"),
-        "DTY-03")  # fmt: skip
-patched("claims", "scales below the bound are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-04"),
-        "DTY-04")  # fmt: skip
-patched("claims", "other than the fixed qparams are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-05"),
-        "DTY-05")  # fmt: skip
+patched(
+    "claims",
+    "integers beyond the bounds are taken",
+    "refimpl.dtype_choice.find_violations",
+    _lenient("DTY-03"),
+    "DTY-03",
+)
+patched(
+    "claims", "scales below the bound are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-04"), "DTY-04"
+)
+patched(
+    "claims",
+    "other than the fixed qparams are taken",
+    "refimpl.dtype_choice.find_violations",
+    _lenient("DTY-05"),
+    "DTY-05",
+)
 patched("claims", "another dtype is taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-01"), "DTY-01")
 patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._find_misfits", _lenient("DTY-07"), "DTY-07")
-patched("claims", "what is exactly on a bound is refused", "refimpl.dtype_choice.find_violations", _on_the_bound,
-        "DTY-02")  # fmt: skip
+patched(
+    "claims", "what is exactly on a bound is refused", "refimpl.dtype_choice.find_violations", _on_the_bound, "DTY-02"
+)
 
 
 def _fine_scales() -> SmallReference:
@@ -91,8 +111,15 @@ def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
         yield "DTY-04", "eps (smallest scale)", found.eps, "at least 2^-24"
 
 
-patched("claims", "small scales within the bound are refused", "refimpl.dtype_choice.find_violations", _no_fine_scales,
-        "DTY-02", make=_fine_scales, claims=("nn.Identity/*", "torch.flatten/*"))  # fmt: skip
+patched(
+    "claims",
+    "small scales within the bound are refused",
+    "refimpl.dtype_choice.find_violations",
+    _no_fine_scales,
+    "DTY-02",
+    make=_fine_scales,
+    claims=("nn.Identity/*", "torch.flatten/*"),
+)
 
 # -- where observers go -----------------------------------------------------------------------------------------------
 
@@ -129,10 +156,22 @@ def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: A
 
 
 patched("sharing", "observers not shared", "refimpl.placing.Placer._root_of", _never_shared, "OBS-02")
-patched("sharing", "every output shares its input's observer", "refimpl.decide._choose_observation_type", _all_share,
-        "OBS-01", "OBS-07")  # fmt: skip
-patched("structure", "only the first input is observed", "refimpl.placing.Placer._place_inputs", _first_input, "OBS-01",
-        "OBS-02")  # fmt: skip
+patched(
+    "sharing",
+    "every output shares its input's observer",
+    "refimpl.decide._choose_observation_type",
+    _all_share,
+    "OBS-01",
+    "OBS-07",
+)
+patched(
+    "structure",
+    "only the first input is observed",
+    "refimpl.placing.Placer._place_inputs",
+    _first_input,
+    "OBS-01",
+    "OBS-02",
+)
 patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._finish", _dynamic_output, "OBS-05")
 
 # -- fuse and convert -------------------------------------------------------------------------------------------------
@@ -197,19 +236,38 @@ def _other_step(factor: float) -> Callable[..., Any]:
 
 
 patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.trace_and_fuse", _unfused, "FUS-03")
-patched("structure", "fuse_fx forgets a batch norm's eps", "conformance.stages.fuse.trace_and_fuse", _eps_forgotten,
-        "FUS-06")  # fmt: skip
+patched(
+    "structure",
+    "fuse_fx forgets a batch norm's eps",
+    "conformance.stages.fuse.trace_and_fuse",
+    _eps_forgotten,
+    "FUS-06",
+)
 _WALK = "refimpl.convert_walk.ConvertWalk"
-patched("structure", "convert leaves roots in float", f"{_WALK}._make_root", _float_root(is_dynamic=False),
-        "CVT-02", claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"))  # fmt: skip
+patched(
+    "structure",
+    "convert leaves roots in float",
+    f"{_WALK}._make_root",
+    _float_root(is_dynamic=False),
+    "CVT-02",
+    claims=("nn.Conv1d/*", "nn.Linear/static:*", "torch.flatten/*"),
+)
 patched(
     "dynamic", "convert leaves dynamic roots in float", f"{_WALK}._make_root", _float_root(is_dynamic=True), "CVT-02"
 )
 patched("structure", "convert quantizes no output", f"{_WALK}._write_observer", _not_quantized, "CVT-06")
 patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.write_static", _other_zero, "CVT-01")
-patched("structure", "convert writes half of each range", "refimpl.emit.Decomposed.write_static", _other_step(0.5),
-        "CVT-01")  # fmt: skip
-patched("structure", "convert writes twice each step", "refimpl.emit.Decomposed.write_static", _other_step(2.0),
-        "CVT-01", claims=MEASURED)  # fmt: skip
-patched("dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.write_dynamic", _half_range,
-        "CVT-03")  # fmt: skip
+patched(
+    "structure", "convert writes half of each range", "refimpl.emit.Decomposed.write_static", _other_step(0.5), "CVT-01"
+)
+patched(
+    "structure",
+    "convert writes twice each step",
+    "refimpl.emit.Decomposed.write_static",
+    _other_step(2.0),
+    "CVT-01",
+    claims=MEASURED,
+)
+patched(
+    "dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.write_dynamic", _half_range, "CVT-03"
+)

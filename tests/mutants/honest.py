@@ -71,10 +71,15 @@ def relu_first(honest: Any, value: Tensor, grid: Integers, *, rectified: bool) -
 
 
 def integer(name: str, kernels: Make, **capabilities: Any) -> None:
-    MUTANTS.append(Mutant(
-        group="honest", name=name, make=lambda: IntegerBackend(kernels, **capabilities), claims=CLAIMS,
-        in_full=INTEGER_SAMPLE,
-    ))  # fmt: skip
+    MUTANTS.append(
+        Mutant(
+            group="honest",
+            name=name,
+            make=lambda: IntegerBackend(kernels, **capabilities),
+            claims=CLAIMS,
+            in_full=INTEGER_SAMPLE,
+        )
+    )
 
 
 integer("integers, half to even", Kernels)
@@ -146,10 +151,15 @@ def machine(name: str, make: Callable[[], Backend], *claims: str, in_full: tuple
     MUTANTS.append(Mutant(group="honest", name=name, make=make, claims=claims, in_full=in_full))
 
 
-MUTANTS.append(Mutant(
-    group="honest", name="models that are handed in", make=SmallReference, claims=("model/own/*/quint8/*",),
-    models=tuple(f"tests.mutants.flow_models:{name}" for name in ("branches", "reader", "scaled", "statement")),
-))  # fmt: skip
+MUTANTS.append(
+    Mutant(
+        group="honest",
+        name="models that are handed in",
+        make=SmallReference,
+        claims=("model/own/*/quint8/*",),
+        models=tuple(f"tests.mutants.flow_models:{name}" for name in ("branches", "reader", "scaled", "statement")),
+    )
+)
 machine("tables for functions of fixed qparams", TableBackend)
 machine("smallest scale, claimed", FlooredBackend, *CLAIMS)
 machine("scales of powers of two, with observers for them", PowerOfTwoBackend, *CLAIMS, in_full=INTEGER_SAMPLE)
@@ -158,8 +168,12 @@ for kind, made in FIXED_GRIDS.items():
     machine(f"fixed grid, {kind}", made, *fixed_grids.CLAIMS, *fixed_grids.MODELS)
 sharing = ("torch.cat/*", "nn.MaxPool2d/*", "nn.ReLU/*", "torch.flatten/*", "nn.Conv2d/*")
 one_grid = Fixing(patterns=(*FIXING, *PLAIN))
-machine("fixed grid, in integers", lambda: FixedGridIntegers(Fixing()), *fixed_grids.CLAIMS,
-        in_full=("nn.Linear/*", "operator.*/ptq/*"))  # fmt: skip
+machine(
+    "fixed grid, in integers",
+    lambda: FixedGridIntegers(Fixing()),
+    *fixed_grids.CLAIMS,
+    in_full=("nn.Linear/*", "operator.*/ptq/*"),
+)
 machine("fixed grid, of all ops", lambda: FixedGridBackend(one_grid), *fixed_grids.CLAIMS, *sharing)
 for layer in LAYERS:
     machine(f"reference module of its own, {layer}", partial(OwnModules, layer))

@@ -32,22 +32,35 @@ seed("zero point", "output zero point off by one", "placed", lambda honest, v, z
 seed("zero point", "output zero point subtracted", "placed", lambda honest, v, zero: v - zero, RESCALED)
 seed("scale", "output scale inverted", "rescale", lambda honest, total, ratio: total / ratio, RATIO)
 seed(
-    "activation", "range ends one early", "clamped",
-    lambda honest, v, grid, **more: honest(v, replace(grid, high=grid.high - 1), **more), RESCALED,
-)  # fmt: skip
+    "activation",
+    "range ends one early",
+    "clamped",
+    lambda honest, v, grid, **more: honest(v, replace(grid, high=grid.high - 1), **more),
+    RESCALED,
+)
 seed(
-    "activation", "range starts one late", "clamped",
-    lambda honest, v, grid, **more: honest(v, replace(grid, low=grid.low + 1), **more), RESCALED,
-)  # fmt: skip
+    "activation",
+    "range starts one late",
+    "clamped",
+    lambda honest, v, grid, **more: honest(v, replace(grid, low=grid.low + 1), **more),
+    RESCALED,
+)
 seed(
-    "activation", "wraps instead of saturating", "clamped",
-    lambda honest, v, grid, **more: (v - grid.low).remainder(256) + grid.low, (*WEIGHTED,),
-)  # fmt: skip
+    "activation",
+    "wraps instead of saturating",
+    "clamped",
+    lambda honest, v, grid, **more: (v - grid.low).remainder(256) + grid.low,
+    (*WEIGHTED,),
+)
 for bits in (8, 10):
     seed(
-        "scale", f"rescale ratio off by 2^-{bits}", "rescale",
-        lambda honest, total, ratio, e=2.0**-bits: total * ratio * (1 + e), RATIO, size=2.0**-bits,
-    )  # fmt: skip
+        "scale",
+        f"rescale ratio off by 2^-{bits}",
+        "rescale",
+        lambda honest, total, ratio, e=2.0**-bits: total * ratio * (1 + e),
+        RATIO,
+        size=2.0**-bits,
+    )
 
 
 def multiplier(bits: int) -> Callable[..., Tensor]:
@@ -63,8 +76,12 @@ def multiplier(bits: int) -> Callable[..., Tensor]:
 
 seed("scale", "7-bit multiplier", "rescale", multiplier(7), RATIO)
 seed(
-    "scale", "rescale in bfloat16", "rescale", lambda honest, total, ratio: total * ratio.bfloat16().double(), RATIO,
-)  # fmt: skip
+    "scale",
+    "rescale in bfloat16",
+    "rescale",
+    lambda honest, total, ratio: total * ratio.bfloat16().double(),
+    RATIO,
+)
 
 # -- weights and biases -----------------------------------------------------------------------------------------------
 
@@ -80,9 +97,13 @@ def _one_scale(honest: Any, weight: Integers) -> Tensor:
 
 seed("scale", "first channel's scale for all", "weight_scale", _one_scale, WEIGHTED, per_channel=True)
 seed(
-    "scale", "largest scale for all", "weight_scale", lambda honest, w: w.scale.max().expand_as(w.scale), WEIGHTED,
+    "scale",
+    "largest scale for all",
+    "weight_scale",
+    lambda honest, w: w.scale.max().expand_as(w.scale),
+    WEIGHTED,
     per_channel=True,
-)  # fmt: skip
+)
 seed("scale", "next channel's scale", "weight_scale", lambda honest, w: w.scale.roll(1), WEIGHTED, per_channel=True)
 seed("scale", "scale of 4 channels on", "weight_scale", lambda honest, w: w.scale.roll(4), WEIGHTED, per_channel=True)
 seed("bias", "bias dropped", "with_bias", lambda honest, total, bias: total, WEIGHTED)
@@ -153,13 +174,23 @@ seed("accumulation", "pairs saturate in int16", "linear", _pairs_int16, LINEAR, 
 seed("accumulation", "linear: last element dropped", "linear", _without_tail(-1), LINEAR)
 seed("accumulation", "conv: last input channel dropped", "convolution", _without_tail(1), CONV)
 for tile in (4, 16):
-    seed("accumulation", f"linear: last element dropped beside tiles of {tile}", "linear", _without_tail(-1, tile),
-         LINEAR)  # fmt: skip
+    seed(
+        "accumulation",
+        f"linear: last element dropped beside tiles of {tile}",
+        "linear",
+        _without_tail(-1, tile),
+        LINEAR,
+    )
 seed("accumulation", "linear: sums in float16", "linear", lambda honest, x, w: _in_half(x, w), LINEAR)
 seed("accumulation", "linear: 16-bit accumulator", "linear", _wraps(16), LINEAR)
 seed("accumulation", "conv: 16-bit accumulator", "convolution", _wraps(16), CONV)
-seed("geometry", "rows of the weight in reverse", "linear", lambda honest, x, w: honest(
-    x, replace(w, q=w.q.flip(0))), LINEAR)  # fmt: skip
+seed(
+    "geometry",
+    "rows of the weight in reverse",
+    "linear",
+    lambda honest, x, w: honest(x, replace(w, q=w.q.flip(0))),
+    LINEAR,
+)
 
 
 @fault("layout", "wrong beyond the first of a batch", *WEIGHTED, also=("NUM-07", "NUM-05"))
@@ -242,18 +273,28 @@ seed(
 # -- relu -------------------------------------------------------------------------------------------------------------
 
 seed(
-    "activation", "relu missing", "clamped", lambda honest, v, grid, rectified: honest(v, grid, rectified=False),
+    "activation",
+    "relu missing",
+    "clamped",
+    lambda honest, v, grid, rectified: honest(v, grid, rectified=False),
     RELU_AFTER,
-)  # fmt: skip
+)
 seed("activation", "relu alone missing", "relu", lambda honest, x: x, ("nn.ReLU",), rule="NUM-05")
 seed(
-    "activation", "relu clamps at integer 0", "relu", lambda honest, x: replace(x, q=x.q.clamp(min=0)), ("nn.ReLU",),
+    "activation",
+    "relu clamps at integer 0",
+    "relu",
+    lambda honest, x: replace(x, q=x.q.clamp(min=0)),
+    ("nn.ReLU",),
     rule="NUM-05",
-)  # fmt: skip
+)
 seed(
-    "activation", "relu clamps at integer 0 after a sum", "clamped",
-    lambda honest, v, grid, rectified: honest(v.clamp(min=0) if rectified else v, grid, rectified=False), RELU_AFTER,
-)  # fmt: skip
+    "activation",
+    "relu clamps at integer 0 after a sum",
+    "clamped",
+    lambda honest, v, grid, rectified: honest(v.clamp(min=0) if rectified else v, grid, rectified=False),
+    RELU_AFTER,
+)
 
 # -- add, mul, cat ----------------------------------------------------------------------------------------------------
 
@@ -271,15 +312,36 @@ def _half_of_second(honest: Any, values: list[Integers], dim: int) -> Integers:
 
 
 seed("sharing", "add with swapped scales", "add", _swapped, ("operator.add",))
-seed("sharing", "add with the first scale for both", "add", lambda honest, x, y: honest(x, replace(y, scale=x.scale)),
-     ("operator.add",))  # fmt: skip
-seed("sharing", "mul with the first scale twice", "mul", lambda honest, x, y: honest(x, replace(y, scale=x.scale)),
-     ("operator.mul",))  # fmt: skip
-seed("geometry", "add broadcasts wrongly", "add", lambda honest, x, y: honest(x, replace(y, q=y.q.flip(-3)) if
-     y.q.dim() > 3 and y.q.shape != x.q.shape else y), ("operator.add",))  # fmt: skip
+seed(
+    "sharing",
+    "add with the first scale for both",
+    "add",
+    lambda honest, x, y: honest(x, replace(y, scale=x.scale)),
+    ("operator.add",),
+)
+seed(
+    "sharing",
+    "mul with the first scale twice",
+    "mul",
+    lambda honest, x, y: honest(x, replace(y, scale=x.scale)),
+    ("operator.mul",),
+)
+seed(
+    "geometry",
+    "add broadcasts wrongly",
+    "add",
+    lambda honest, x, y: honest(x, replace(y, q=y.q.flip(-3)) if y.q.dim() > 3 and y.q.shape != x.q.shape else y),
+    ("operator.add",),
+)
 seed("sharing", "cat rescales", "cat", _half_of_second, ("torch.cat",), rule="NUM-05")
-seed("sharing", "cat in the wrong order", "cat", lambda honest, values, dim: replace(
-    values[0], q=torch.cat([values[0].q, values[1].q], dim).roll(1, dim)), ("torch.cat",), rule="NUM-05")  # fmt: skip
+seed(
+    "sharing",
+    "cat in the wrong order",
+    "cat",
+    lambda honest, values, dim: replace(values[0], q=torch.cat([values[0].q, values[1].q], dim).roll(1, dim)),
+    ("torch.cat",),
+    rule="NUM-05",
+)
 
 # -- pools ------------------------------------------------------------------------------------------------------------
 
@@ -312,12 +374,30 @@ seed("geometry", "avg_pool: ceil_mode ignored", "average", _with(ceil_mode=False
 seed("geometry", "avg_pool: padding ignored", "average", _with(padding=0), AVERAGE)
 seed("geometry", "avg_pool: stride is the kernel", "average", _with(stride=3), AVERAGE)
 seed("geometry", "avg_pool: divides by 8", "average", _with(divisor_override=8), AVERAGE)
-seed("geometry", "adaptive: divides once too little", "average", lambda honest, pool, x: honest(pool, x) * 2,
-     ("nn.AdaptiveAvgPool2d",))  # fmt: skip
-seed("zero point", "max_pool pads with the zero point", "maximum", _max_pads_with(lambda x: int(x.zero_point)), MAXIMUM,
-     rule="NUM-05")  # fmt: skip
-seed("zero point", "max_pool pads with integer 0", "maximum", _max_pads_with(lambda x: 0), MAXIMUM, rule="NUM-05",
-     dtypes=("in=qint8",))  # fmt: skip
+seed(
+    "geometry",
+    "adaptive: divides once too little",
+    "average",
+    lambda honest, pool, x: honest(pool, x) * 2,
+    ("nn.AdaptiveAvgPool2d",),
+)
+seed(
+    "zero point",
+    "max_pool pads with the zero point",
+    "maximum",
+    _max_pads_with(lambda x: int(x.zero_point)),
+    MAXIMUM,
+    rule="NUM-05",
+)
+seed(
+    "zero point",
+    "max_pool pads with integer 0",
+    "maximum",
+    _max_pads_with(lambda x: 0),
+    MAXIMUM,
+    rule="NUM-05",
+    dtypes=("in=qint8",),
+)
 seed("geometry", "max_pool: dilation ignored", "maximum", _with(dilation=1), MAXIMUM, rule="NUM-05")
 seed("geometry", "max_pool: ceil_mode ignored", "maximum", _with(ceil_mode=False), MAXIMUM, rule="NUM-05")
 
@@ -334,8 +414,12 @@ _at_end("structure", "returns a list", lambda y: [y], CONV)
 _at_end("structure", "returns NaN", lambda y: y * float("nan"), CONV)
 _at_end("structure", "returns channels last", lambda y: y.movedim(1, -1), CONV)
 _at_end("structure", "returns one dimension more", lambda y: y[None], CONV)
-_at_end("state", "last element never written", lambda y: y.flatten().index_fill(
-    0, torch.tensor(y.numel() - 1), 0.0).view_as(y), RESCALED)  # fmt: skip
+_at_end(
+    "state",
+    "last element never written",
+    lambda y: y.flatten().index_fill(0, torch.tensor(y.numel() - 1), 0.0).view_as(y),
+    RESCALED,
+)
 
 
 @fault(

@@ -28,22 +28,48 @@ from refimpl.patterns import pattern_name
 from tests.conformance.support.told import name_ops
 
 PATTERNS = frozenset(
-    {"nn.Linear", "nn.Linear+nn.ReLU", "nni.LinearReLU", "nn.Linear+nn.BatchNorm1d", "F.linear",
-     "nnqat.Linear", "nniqat.LinearReLU", "nnqat.Conv2d", "nniqat.ConvReLU2d",
-     "nn.Conv2d", "nn.Conv2d+nn.ReLU", "nni.ConvReLU2d", "nn.Conv2d+nn.BatchNorm2d", "torch.conv2d",
-     "operator.add", "operator.add+nn.ReLU", "operator.mul", "torch.cat", "nn.ReLU",
-     "nn.MaxPool2d", "nn.AvgPool2d", "nn.AdaptiveAvgPool2d", "torch.flatten", "torch.transpose"}
-)  # fmt: skip
+    {
+        "nn.Linear",
+        "nn.Linear+nn.ReLU",
+        "nni.LinearReLU",
+        "nn.Linear+nn.BatchNorm1d",
+        "F.linear",
+        "nnqat.Linear",
+        "nniqat.LinearReLU",
+        "nnqat.Conv2d",
+        "nniqat.ConvReLU2d",
+        "nn.Conv2d",
+        "nn.Conv2d+nn.ReLU",
+        "nni.ConvReLU2d",
+        "nn.Conv2d+nn.BatchNorm2d",
+        "torch.conv2d",
+        "operator.add",
+        "operator.add+nn.ReLU",
+        "operator.mul",
+        "torch.cat",
+        "nn.ReLU",
+        "nn.MaxPool2d",
+        "nn.AvgPool2d",
+        "nn.AdaptiveAvgPool2d",
+        "torch.flatten",
+        "torch.transpose",
+    }
+)
 
 
 CLAIMS = ("*/static:*",)
 """These kernels know no other claims."""
 SAMPLE = (
-    "nn.Linear/static:in=quint8*/ptq/per_channel*", "nn.Linear+nn.ReLU/static:in=quint8*/ptq/per_channel*",
-    "nn.Conv2d/static:in=quint8*/ptq/per_channel*", "torch.conv2d/static:in=qint8*/ptq/per_channel*",
-    "operator.*/static:in=quint8*/ptq/*", "torch.*/*=quint8*/ptq/no_weight", "nn.ReLU/*=quint8*/ptq/*",
-    "nn.*Pool2d/*=quint8*/ptq/*", "nn.MaxPool2d/*=qint8*/ptq/*",
-)  # fmt: skip
+    "nn.Linear/static:in=quint8*/ptq/per_channel*",
+    "nn.Linear+nn.ReLU/static:in=quint8*/ptq/per_channel*",
+    "nn.Conv2d/static:in=quint8*/ptq/per_channel*",
+    "torch.conv2d/static:in=qint8*/ptq/per_channel*",
+    "operator.*/static:in=quint8*/ptq/*",
+    "torch.*/*=quint8*/ptq/no_weight",
+    "nn.ReLU/*=quint8*/ptq/*",
+    "nn.*Pool2d/*=quint8*/ptq/*",
+    "nn.MaxPool2d/*=qint8*/ptq/*",
+)
 """What the gate runs of them in full."""
 LIMITS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {"nn.Conv2d": {"padding_mode": ("zeros",)}}
 """These kernels pad with the zero point alone."""
@@ -184,9 +210,12 @@ class Kernels(Interpreter):
 
     def reference_module(self, module: Any, x: Integers) -> Sum:
         weight = Integers(
-            q=module.get_quantized_weight().double(), scale=module.weight_scale.double(),
-            zero_point=module.weight_zero_point.double(), low=module.weight_quant_min, high=module.weight_quant_max,
-        )  # fmt: skip
+            q=module.get_quantized_weight().double(),
+            scale=module.weight_scale.double(),
+            zero_point=module.weight_zero_point.double(),
+            low=module.weight_quant_min,
+            high=module.weight_quant_max,
+        )
         if isinstance(module, nnqr.Linear):
             return self.weighted(x, weight, module.bias, ())
         geometry = (module.stride, module.padding, module.dilation, module.groups)
@@ -222,9 +251,14 @@ class Kernels(Interpreter):
 
 
 def _in_numbers(
-    x: Integers, weight: Integers, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    x: Integers,
+    weight: Integers,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
     groups: int = 1,
-) -> tuple[Integers, Integers, Tensor | None, tuple[Any, ...]]:  # fmt: skip
+) -> tuple[Integers, Integers, Tensor | None, tuple[Any, ...]]:
     """A convolution's operands and geometry, with padding in numbers; what is more on one side is in the input."""
     if padding == "same":
         steps = (dilation, dilation) if isinstance(dilation, int) else dilation

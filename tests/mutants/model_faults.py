@@ -94,8 +94,16 @@ def _replace_submodule(model: Any) -> None:
 
 
 prepare("a reader gets the folded weight", "reader", _read_folded, "OBS-15")
-patched("flow", "fuse swaps the norms of two branches", PREPARE, _swap_norms, "FUS-06", "OBS-15", claims=OWN,
-        models=("tests.mutants.flow_models:branches",))  # fmt: skip
+patched(
+    "flow",
+    "fuse swaps the norms of two branches",
+    PREPARE,
+    _swap_norms,
+    "FUS-06",
+    "OBS-15",
+    claims=OWN,
+    models=("tests.mutants.flow_models:branches",),
+)
 prepare("prepare lets dropout drop values for good", "scaled", _drop_for_good, "OBS-15")
 prepare("prepare changes a number", "scaled", _change_number, "OBS-15")
 prepare("an observer takes the place of a submodule", "scaled", _replace_submodule, "OBS-15")
@@ -108,8 +116,14 @@ def _enlarge_biases(model: Any) -> None:
             layer.bias = nn.Parameter(layer.bias.detach() * (1 + 2.0**-16))
 
 
-patched("flow", "prepare enlarges biases by 2^-16", "conformance.stages.calibration.prepare_fx",
-        _changed(_enlarge_biases), "OBS-15", claims=("nn.Linear/static:*/ptq/*", "nn.Conv2d/*/ptq/*"))  # fmt: skip
+patched(
+    "flow",
+    "prepare enlarges biases by 2^-16",
+    "conformance.stages.calibration.prepare_fx",
+    _changed(_enlarge_biases),
+    "OBS-15",
+    claims=("nn.Linear/static:*/ptq/*", "nn.Conv2d/*/ptq/*"),
+)
 
 # -- convert ----------------------------------------------------------------------------------------------------------
 
@@ -151,5 +165,12 @@ convert("qparams overwrite a buffer", "scaled", _overwrite_buffer, "CVT-01")
 convert("convert takes the weight of another layer", "branches", _take_other_weight, "CVT-02")
 convert("a reader takes integers for numbers", "scaled", _read_integers, "CVT-06")
 convert("dequantized by another scale", "scaled", _dequantize_otherwise, "CVT-01")
-patched("flow", "convert shifts what training has learned", CONVERT, _changed(_shift_bias), "CVT-01",
-        claims=("model/residual/ptq/*",), in_full=("model/residual/qat/*",))  # fmt: skip
+patched(
+    "flow",
+    "convert shifts what training has learned",
+    CONVERT,
+    _changed(_shift_bias),
+    "CVT-01",
+    claims=("model/residual/ptq/*",),
+    in_full=("model/residual/qat/*",),
+)

@@ -38,10 +38,14 @@ def _integer(fault: Fault) -> Mutant:
     touched = [claim.id for claim in static if claim.pattern in fault.patterns]
     sampled = select_ids([claim.id for claim in every], SAMPLE)
     return Mutant(
-        group=fault.group, name=fault.name, make=partial(IntegerBackend, fault.kernels, **fault.capabilities),
-        rules=(fault.rule, *fault.also), claims=tuple(touched), size=fault.size,
+        group=fault.group,
+        name=fault.name,
+        make=partial(IntegerBackend, fault.kernels, **fault.capabilities),
+        rules=(fault.rule, *fault.also),
+        claims=tuple(touched),
+        size=fault.size,
         in_full=tuple(each for each in touched if each in sampled),
-    )  # fmt: skip
+    )
 
 
 def _integer_faults() -> Iterator[Mutant]:

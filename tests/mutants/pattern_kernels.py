@@ -27,13 +27,23 @@ from tests.mutants.reference_kernels import Stepped, Steps
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)
 PLAIN = DTypeConfig(torch.quint8, torch.quint8)
 REFERENCE: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: nnqr.Linear, nn.Conv1d: nnqr.Conv1d, nn.Conv2d: nnqr.Conv2d
-}  # fmt: skip
+    nn.Linear: nnqr.Linear,
+    nn.Conv1d: nnqr.Conv1d,
+    nn.Conv2d: nnqr.Conv2d,
+}
 FOLLOWED: tuple[tuple[Any, Any], ...] = (
-    (nn.Conv2d, nn.ReLU6), (nn.Linear, F.relu6), (nn.Linear, nn.Hardtanh), (nn.Conv2d, nn.Hardswish),
-    (nn.Linear, nn.Hardsigmoid), (nn.Linear, nn.Sigmoid), (nn.Conv1d, nn.SiLU), (nn.Linear, nn.LeakyReLU),
-    (nn.Conv2d, nn.PReLU), (nn.Linear, torch.clamp), (operator.add, nn.ReLU6),
-)  # fmt: skip
+    (nn.Conv2d, nn.ReLU6),
+    (nn.Linear, F.relu6),
+    (nn.Linear, nn.Hardtanh),
+    (nn.Conv2d, nn.Hardswish),
+    (nn.Linear, nn.Hardsigmoid),
+    (nn.Linear, nn.Sigmoid),
+    (nn.Conv1d, nn.SiLU),
+    (nn.Linear, nn.LeakyReLU),
+    (nn.Conv2d, nn.PReLU),
+    (nn.Linear, torch.clamp),
+    (operator.add, nn.ReLU6),
+)
 """Patterns that the suite builds: a root, and what follows."""
 
 
@@ -120,9 +130,12 @@ register(ConvClip, lambda root: nn.Sequential(ConvClip(root, Clip())).eval())
 register(ADDED, lambda root: Adding(root).eval(), lambda shape: [shape])
 register(ConvAddClip, lambda root: Added(root).eval(), lambda shape: [shape])
 register(
-    Gain, lambda channels: nn.Sequential(Gain(channels)).eval(), lambda channels: [(3, channels)],
-    variants=[{"channels": 8}, {"channels": 13}], roundings=1,
-)  # fmt: skip
+    Gain,
+    lambda channels: nn.Sequential(Gain(channels)).eval(),
+    lambda channels: [(3, channels)],
+    variants=[{"channels": 8}, {"channels": 13}],
+    roundings=1,
+)
 
 
 # -- the config -------------------------------------------------------------------------------------------------------
@@ -135,9 +148,7 @@ def pattern_config() -> BackendConfig:
 
 
 def _weighted(entry: BackendPatternConfig, root: type[nn.Module]) -> BackendPatternConfig:
-    return (
-        entry.set_dtype_configs([WEIGHTED]).set_root_module(root).set_reference_quantized_module(REFERENCE[root])
-    )  # fmt: skip
+    return entry.set_dtype_configs([WEIGHTED]).set_root_module(root).set_reference_quantized_module(REFERENCE[root])
 
 
 def _make_entries() -> Iterable[BackendPatternConfig]:

@@ -28,9 +28,17 @@ from tests.mutation.mutant import Mutant
 
 aten = torch.ops.aten
 PATTERNS = (
-    "nn.Linear", "nnqat.Linear", "nn.Linear+nn.ReLU", "nni.LinearReLU", "nn.Conv2d", "nn.ConvTranspose2d",
-    "operator.add", "torch.cat", "nn.Sigmoid", "nn.MaxPool2d",
-)  # fmt: skip
+    "nn.Linear",
+    "nnqat.Linear",
+    "nn.Linear+nn.ReLU",
+    "nni.LinearReLU",
+    "nn.Conv2d",
+    "nn.ConvTranspose2d",
+    "operator.add",
+    "torch.cat",
+    "nn.Sigmoid",
+    "nn.MaxPool2d",
+)
 _ACTIVATION = DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12)
 STATIC = DTypeConfig(_ACTIVATION, _ACTIVATION, DTypeWithConstraints(torch.qint8, -127, 127), torch.float32)
 DYNAMIC = DTypeConfig(torch.quint8, torch.float32, torch.qint8, torch.float32, is_dynamic=True)
@@ -138,16 +146,17 @@ def fault(
     """Enter a Quantizer that annotates an op in another way than the honest one."""
     MUTANTS.append(
         Mutant(
-            group="annotation", name=name, rules=rules, claims=(claims,),
+            group="annotation",
+            name=name,
+            rules=rules,
+            claims=(claims,),
             make=lambda: Quantized(lambda honest: Changed(honest, op, change), int32_bias=int32_bias),
         )
-    )  # fmt: skip
+    )
 
 
 def _spec(make: Any, dtype: torch.dtype = torch.uint8, low: int = 0, high: int = 255, **more: Any) -> QuantizationSpec:
-    return QuantizationSpec(
-        dtype=dtype, quant_min=low, quant_max=high, observer_or_fake_quant_ctr=make, **more
-    )  # fmt: skip
+    return QuantizationSpec(dtype=dtype, quant_min=low, quant_max=high, observer_or_fake_quant_ctr=make, **more)
 
 
 _MEASURED = _spec(MinMaxObserver.with_args(eps=2**-12), qscheme=torch.per_tensor_affine)
@@ -252,15 +261,19 @@ MUTANTS += [
         group="annotation", name="its Quantizer cannot be had", rules=("LOW-01",), make=Unlicensed, claims=(LINEAR,)
     ),
     Mutant(
-        group="annotation", name="enlarges the weights that it is to annotate", rules=("NUM-03", "NUM-04"),
-        make=lambda: QuantizedPrograms(lambda honest: Enlarging(honest, "no op", _annotate)), claims=(LINEAR,),
+        group="annotation",
+        name="enlarges the weights that it is to annotate",
+        rules=("NUM-03", "NUM-04"),
+        make=lambda: QuantizedPrograms(lambda honest: Enlarging(honest, "no op", _annotate)),
+        claims=(LINEAR,),
     ),
     *(
         Mutant(
-            group="annotation", make=partial(make, int32_bias=bias),
+            group="annotation",
+            make=partial(make, int32_bias=bias),
             name=f"honest Quantizer, {'int32' if bias else 'float'} bias, {make.representation.value}",
         )
         for bias in (False, True)
         for make in (Quantized, QuantizedPrograms)
     ),
-]  # fmt: skip
+]

@@ -78,19 +78,42 @@ def _scaled(factor: float) -> Callable[..., tuple[Any, ...]]:
 
 stepped("rounding", "results truncated", "quantize", to_integers(torch.trunc))
 stepped("rounding", "results rounded down", "quantize", to_integers(torch.floor))
-stepped("rounding", "results rounded by adding a half and truncating", "quantize", to_integers(
-    lambda v: (v + 0.5).trunc()))  # fmt: skip
-stepped("zero point", "zero point off by one when quantizing", "quantize", _other_numbers(
-    lambda scale, zero, *rest: (scale, zero + 1 if _is_static(scale) else zero, *rest)))  # fmt: skip
-stepped("zero point", "zero point dropped when quantizing", "quantize", _other_numbers(
-    lambda scale, zero, *rest: (scale, 0 if _is_static(scale) else zero, *rest)))  # fmt: skip
+stepped(
+    "rounding", "results rounded by adding a half and truncating", "quantize", to_integers(lambda v: (v + 0.5).trunc())
+)
+stepped(
+    "zero point",
+    "zero point off by one when quantizing",
+    "quantize",
+    _other_numbers(lambda scale, zero, *rest: (scale, zero + 1 if _is_static(scale) else zero, *rest)),
+)
+stepped(
+    "zero point",
+    "zero point dropped when quantizing",
+    "quantize",
+    _other_numbers(lambda scale, zero, *rest: (scale, 0 if _is_static(scale) else zero, *rest)),
+)
 for bits in (8, 12, 16):
-    stepped("scale", f"results in steps larger by 2^-{bits}", "quantize", _other_numbers(_scaled(1 + 2.0**-bits)),
-            size=2.0**-bits, in_full=EVERY_OP)  # fmt: skip
-stepped("activation", "range ends one early, any op", "quantize", _other_numbers(
-    lambda scale, zero, low, high, dtype: (scale, zero, low, high - 1, dtype)))  # fmt: skip
-stepped("structure", "results in 7 bits", "quantize", _other_numbers(
-    lambda scale, zero, low, high, dtype: (scale, zero, low, low + 127, dtype)))  # fmt: skip
+    stepped(
+        "scale",
+        f"results in steps larger by 2^-{bits}",
+        "quantize",
+        _other_numbers(_scaled(1 + 2.0**-bits)),
+        size=2.0**-bits,
+        in_full=EVERY_OP,
+    )
+stepped(
+    "activation",
+    "range ends one early, any op",
+    "quantize",
+    _other_numbers(lambda scale, zero, low, high, dtype: (scale, zero, low, high - 1, dtype)),
+)
+stepped(
+    "structure",
+    "results in 7 bits",
+    "quantize",
+    _other_numbers(lambda scale, zero, low, high, dtype: (scale, zero, low, low + 127, dtype)),
+)
 
 
 # -- weights and biases -----------------------------------------------------------------------------------------------
@@ -184,13 +207,22 @@ def _relu6(module: Any) -> None:
 
 
 edited("activation", "relu6 as relu", modules(nn.ReLU6, _relu6), claims=("nn.ReLU6/*",))
-edited("activation", "relu missing after a fused op", modules(
-    nn.Sequential, lambda m: isinstance(m[-1], nn.ReLU) and m.register_module(str(len(m) - 1), nn.Identity())
-))  # fmt: skip
-edited("geometry", "transposed convolution: output padding ignored", modules(
-    nnqr.ConvTranspose2d, lambda m: setattr(m, "output_padding", (0, 0))))  # fmt: skip
-edited("geometry", "max_pool: dilation ignored, any shape", modules(
-    nn.MaxPool2d, lambda m: setattr(m, "dilation", 1)), *NUMBERS)  # fmt: skip
+edited(
+    "activation",
+    "relu missing after a fused op",
+    modules(nn.Sequential, lambda m: isinstance(m[-1], nn.ReLU) and m.register_module(str(len(m) - 1), nn.Identity())),
+)
+edited(
+    "geometry",
+    "transposed convolution: output padding ignored",
+    modules(nnqr.ConvTranspose2d, lambda m: setattr(m, "output_padding", (0, 0))),
+)
+edited(
+    "geometry",
+    "max_pool: dilation ignored, any shape",
+    modules(nn.MaxPool2d, lambda m: setattr(m, "dilation", 1)),
+    *NUMBERS,
+)
 
 
 def _align_corners(honest: Any, target: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -69,13 +69,26 @@ CLAIMED: dict[str, tuple[str, ...]] = {
 QAT = ("nn.Linear", "nni.ConvBnReLU2d")
 """Entries that keep their class for training."""
 SAMPLE = (
-    "nn.Linear/static:*", "nn.Linear/dynamic:in=quint8*/ptq/*", "nn.Conv1d/static:in=qint8*", "nn.Conv2d/*",
-    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*", "nn.ConvTranspose2d/*", "operator.[am]*[dl]/*/ptq/*", "torch.cat/*/ptq/*",
-    "torch.flatten/*/ptq/*", "nn.ReLU/*", "nn.Hardswish/*/ptq/*", "nn.Softmax/*quint8*/ptq/*", "F.layer_norm/*/ptq/*",
-    "nn.[AM]??Pool2d/*/ptq/*", "nn.LSTMCell/*", "nn.GRUCell/dynamic:in=float16*", "nn.Embedding/*quint8*",
+    "nn.Linear/static:*",
+    "nn.Linear/dynamic:in=quint8*/ptq/*",
+    "nn.Conv1d/static:in=qint8*",
+    "nn.Conv2d/*",
+    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU/*",
+    "nn.ConvTranspose2d/*",
+    "operator.[am]*[dl]/*/ptq/*",
+    "torch.cat/*/ptq/*",
+    "torch.flatten/*/ptq/*",
+    "nn.ReLU/*",
+    "nn.Hardswish/*/ptq/*",
+    "nn.Softmax/*quint8*/ptq/*",
+    "F.layer_norm/*/ptq/*",
+    "nn.[AM]??Pool2d/*/ptq/*",
+    "nn.LSTMCell/*",
+    "nn.GRUCell/dynamic:in=float16*",
+    "nn.Embedding/*quint8*",
     "nn.EmbeddingBag/*quint4x2*",
     *(f"model/{name}/ptq/*" for name in ("residual", "reused*", "branches", "cat*", "shared*", "float*")),
-)  # fmt: skip
+)
 """What the gate runs of them in full: every kind of op and of dtype config once, training with and without a
 weight, some models of a few ops."""
 SCHEMES = ("per_channel_symmetric",)
@@ -205,8 +218,11 @@ class Stepped(SmallReference):
 
 def weighted(model: nn.Module) -> list[Any]:
     """List the reference modules that hold one quantized weight."""
-    return [each for each in model.modules() if isinstance(each, (nnqr.Linear, nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d,
-                                                                  nnqr.ConvTranspose2d))]  # fmt: skip
+    return [
+        each
+        for each in model.modules()
+        if isinstance(each, (nnqr.Linear, nnqr.Conv1d, nnqr.Conv2d, nnqr.Conv3d, nnqr.ConvTranspose2d))
+    ]
 
 
 def in_rows(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -220,8 +220,13 @@ wrapped("layout", "rows beyond a tile of four are others", _rows(_beyond_tile), 
 wrapped("layout", "wrong for batches of another size than compiled", _compiled_size, "NUM-07")
 wrapped("layout", "a batch without rows has no shape", _no_rows, "NUM-07")
 wrapped("layout", "expanded inputs read as if they were dense", _reads(_is_expanded), "NUM-07")
-wrapped("state", "the same input twice in a row differs", _twice_in_a_row, "NUM-07",
-        claims=("nn.Linear/static:*", "nn.ReLU/*", *SUMS))  # fmt: skip
+wrapped(
+    "state",
+    "the same input twice in a row differs",
+    _twice_in_a_row,
+    "NUM-07",
+    claims=("nn.Linear/static:*", "nn.ReLU/*", *SUMS),
+)
 wrapped("state", "depends on the number of threads", _by_threads, "NUM-07")
 wrapped("state", "second call differs, any op", _second_differs, "NUM-07", *NUMBERS)
 wrapped("state", "third call gives an earlier result", _stale, "NUM-07", *NUMBERS)

@@ -138,8 +138,11 @@ integer("half away, declared", rounded(away), **declares(mode=RoundingMode.HALF_
 integer("half up, declared", rounded(up), **declares(mode=RoundingMode.HALF_UP))
 integer("half even, declared", Kernels, **declares(mode=RoundingMode.HALF_EVEN))
 integer("floor, declared", rounded(torch.floor), **declares(mode=RoundingMode.DOWN))
-integer("shift down of a 31-bit product, declared", machine(once(31, add_half=False), torch.floor),
-        **declares(31, RoundingMode.DOWN))  # fmt: skip
+integer(
+    "shift down of a 31-bit product, declared",
+    machine(once(31, add_half=False), torch.floor),
+    **declares(31, RoundingMode.DOWN),
+)
 integer("truncation, declared", rounded(torch.trunc), **declares(mode=RoundingMode.TOWARDS_ZERO))
 
 # -- faults that show on every claim that they touch ------------------------------------------------------------------
@@ -155,27 +158,44 @@ KINDS: list[Fault] = [
     kind("truncation, declared down", rounded(torch.trunc), **declares(mode=RoundingMode.DOWN)),
     kind("nearest, declared down", Kernels, **declares(mode=RoundingMode.DOWN)),
     kind("up, declared down", rounded(torch.ceil), **declares(mode=RoundingMode.DOWN)),
-    kind("a half added, then truncated, declared half up", rounded(lambda v: (v + 0.5).trunc()),
-         **declares(mode=RoundingMode.HALF_UP)),
-    kind("shift down in place of half up, 31 bits", machine(once(31, add_half=False), torch.floor),
-         **declares(31, RoundingMode.HALF_UP)),
-    kind("shift towards zero after the product, declared as TFLite", machine(twice(shift_towards_zero), torch.trunc),
-         **TFLITE),
+    kind(
+        "a half added, then truncated, declared half up",
+        rounded(lambda v: (v + 0.5).trunc()),
+        **declares(mode=RoundingMode.HALF_UP),
+    ),
+    kind(
+        "shift down in place of half up, 31 bits",
+        machine(once(31, add_half=False), torch.floor),
+        **declares(31, RoundingMode.HALF_UP),
+    ),
+    kind(
+        "shift towards zero after the product, declared as TFLite",
+        machine(twice(shift_towards_zero), torch.trunc),
+        **TFLITE,
+    ),
     kind("shift down after the product, declared as TFLite", machine(twice(shift_down), torch.floor), **TFLITE),
-    kind("rounded at 3 bits after the point first, declared as TFLite",
-         rounded(lambda v: (v * 8).round().div(8).round()), RATIO, **TFLITE),
+    kind(
+        "rounded at 3 bits after the point first, declared as TFLite",
+        rounded(lambda v: (v * 8).round().div(8).round()),
+        RATIO,
+        **TFLITE,
+    ),
     kind("9-bit multiplier, declared 31", machine(once(9), up), RATIO, **declares(31, RoundingMode.HALF_UP)),
     kind("9-bit multiplier, declared 12", machine(once(9), up), RATIO, **declares(12, RoundingMode.HALF_UP)),
-]  # fmt: skip
+]
 """Of these a result shows that is not declared, in each pattern named."""
 FAULTS.extend(KINDS)
 
 FINE: list[Fault] = [
     kind("15-bit multiplier, declared 31", machine(once(15), up), RATIO, **declares(31, RoundingMode.HALF_UP)),
-    kind("rounded twice as TFLite, undeclared", machine(twice(shift_half_away), away), (*LINEAR, *CONV, "operator.mul"),
-         int32_bias=True),
+    kind(
+        "rounded twice as TFLite, undeclared",
+        machine(twice(shift_half_away), away),
+        (*LINEAR, *CONV, "operator.mul"),
+        int32_bias=True,
+    ),
     kind("half down, declared half up", rounded(lambda v: (v - 0.5).ceil()), **declares(mode=RoundingMode.HALF_UP)),
     kind("half even, declared half away", Kernels, **declares(mode=RoundingMode.HALF_AWAY)),
     kind("half up, declared half even", rounded(up), **declares(mode=RoundingMode.HALF_EVEN)),
-]  # fmt: skip
+]
 """These show only in results at a tie or next to it."""

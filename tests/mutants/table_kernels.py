@@ -17,8 +17,10 @@ from refimpl.patterns import pattern_name
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, small_config
 
 FIXED: dict[type[nn.Module], tuple[float, int]] = {
-    nn.Sigmoid: (1 / 256, 0), nn.Hardsigmoid: (1 / 256, 0), nn.Tanh: (2 / 256, 128),
-}  # fmt: skip
+    nn.Sigmoid: (1 / 256, 0),
+    nn.Hardsigmoid: (1 / 256, 0),
+    nn.Tanh: (2 / 256, 128),
+}
 """The functions, and the scale and zero point of their results."""
 
 

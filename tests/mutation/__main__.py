@@ -57,9 +57,10 @@ def main(arguments: Sequence[str]) -> int:
 def _select(globs: Sequence[str]) -> tuple[Mutant, ...]:
     """Return the mutants whose name or class matches. Raises GateError if none does."""
     matches = tuple(
-        mutant for mutant in MUTANTS
+        mutant
+        for mutant in MUTANTS
         if not globs or any(fnmatchcase(each, glob) for glob in globs for each in (mutant.name, mutant.group))
-    )  # fmt: skip
+    )
     if not matches:
         raise GateError(f"--mutant: {', '.join(globs)} matches no mutant")
     return matches

@@ -44,10 +44,18 @@ def ablate(mutants: Sequence[Mutant], runs: Iterable[MutantRun], processes: int)
     candidates = {name: _candidates(name, killed) for name in GUARDS}
     survivors = dict.fromkeys(candidates, tuple[str, ...]())
     for start in (0, CANDIDATES):
-        tasks = [Task(mutant=run.mutant, profile=run.profile, seed=run.seed, blind=name,
-                      units=tuple(failure.unit for failure in run.failures))
-                 for name, ranked in candidates.items() if not survivors[name]
-                 for run in ranked[start : start + CANDIDATES]]  # fmt: skip
+        tasks = [
+            Task(
+                mutant=run.mutant,
+                profile=run.profile,
+                seed=run.seed,
+                blind=name,
+                units=tuple(failure.unit for failure in run.failures),
+            )
+            for name, ranked in candidates.items()
+            if not survivors[name]
+            for run in ranked[start : start + CANDIDATES]
+        ]
         for run in run_all(mutants, tasks, processes):
             if not run.is_killed:
                 survivors[run.blind] += (run.mutant,)

@@ -169,16 +169,15 @@ def tabulate_ops(power: Power) -> list[list[str]]:
 
 def tabulate_guards(power: Power) -> list[list[object]]:
     """Return a row for each check: how many mutants it sees, and which survive without it."""
-    return [
-        [each.guard, each.sees, len(each.alone), "; ".join(each.alone[:3]) or each.why]
-        for each in power.removals
-    ]  # fmt: skip
+    return [[each.guard, each.sees, len(each.alone), "; ".join(each.alone[:3]) or each.why] for each in power.removals]
 
 
 def summarize(power: Power) -> list[str]:
     """Return the gate's result, in a few lines."""
-    lines = [f"killed by {profile}: {power.count_killed(profile)}; blamed rightly: {power.count_blamed(profile)}"
-             for profile in power.profiles]  # fmt: skip
+    lines = [
+        f"killed by {profile}: {power.count_killed(profile)}; blamed rightly: {power.count_blamed(profile)}"
+        for profile in power.profiles
+    ]
     seeds = len({run.seed for run in power.runs})
     lines.append(f"honest variants, runs without a false alarm: {power.honest}, seeds: {seeds}")
     if power.removals and power.is_whole:
@@ -251,7 +250,7 @@ def as_data(power: Power, facts: Mapping[str, Any]) -> dict[str, Any]:
         "trials": [_run_as_data(power, run) for run in power.runs],
         "checks": [asdict(each) for each in power.removals],
         "passes": power.passes,
-    }  # fmt: skip
+    }
 
 
 def _run_as_data(power: Power, run: MutantRun) -> dict[str, Any]:

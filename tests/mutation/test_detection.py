@@ -236,8 +236,9 @@ def test_an_int32_bias_that_is_not_declared_is_refuted_where_it_shows() -> None:
 @pytest.mark.parametrize("bits", (12, 14))
 def test_a_ratio_off_by_little_shows_where_it_carries_a_result_over_a_tie(bits: int) -> None:
     """|r|·2⁻ⁿ of a step at a result r: at n = 12 some result of some case is that close to a tie."""
-    found = verdicts("rescale", lambda honest, total, ratio: honest(total, ratio * (1 + 2.0**-bits)),
-                     "torch.conv2d", "operator.add")  # fmt: skip
+    found = verdicts(
+        "rescale", lambda honest, total, ratio: honest(total, ratio * (1 + 2.0**-bits)), "torch.conv2d", "operator.add"
+    )
     assert set().union(*found) <= {Verdict.VERIFIED, Verdict.REFUTED}
     shown = sum(Verdict.REFUTED in each for each in found)
     assert shown >= len(found) - 1 if bits == 12 else shown

@@ -31,18 +31,47 @@ from tests.support.torchao import needs_torchao
 
 MUTANTS = {mutant.name: mutant for mutant in shipped.MUTANTS}
 CLASSES = {
-    "rounding", "zero point", "scale", "accumulation", "bias", "activation", "geometry", "layout", "sharing", "dynamic",
-    "structure", "claims", "state", "fixed qparams", "flow",
-}  # fmt: skip
+    "rounding",
+    "zero point",
+    "scale",
+    "accumulation",
+    "bias",
+    "activation",
+    "geometry",
+    "layout",
+    "sharing",
+    "dynamic",
+    "structure",
+    "claims",
+    "state",
+    "fixed qparams",
+    "flow",
+}
 EACH = (
-    "next channel's scale", "15-bit multiplier", "pairs saturate in int16", "relu clamps at integer 0", "relu6 as relu",
-    "wrong group", "mean of a bag as sum", "observers not shared", "dynamic inputs in 7 bits",
-    "qparams of the previous input", "adds in float, and says so", "batch norm folded with another eps",
-    "convert leaves roots in float", "declines what it claims", "scales below the bound are taken", "dies on one op",
-    "table for inputs on the grid of the result", "one table for all grids",
-    "fixed grid: clips at the other end", "fixed grid: stands on the input",
-    "fuse swaps the norms of two branches", "convert drops a product", "a reader takes integers for numbers",
-)  # fmt: skip
+    "next channel's scale",
+    "15-bit multiplier",
+    "pairs saturate in int16",
+    "relu clamps at integer 0",
+    "relu6 as relu",
+    "wrong group",
+    "mean of a bag as sum",
+    "observers not shared",
+    "dynamic inputs in 7 bits",
+    "qparams of the previous input",
+    "adds in float, and says so",
+    "batch norm folded with another eps",
+    "convert leaves roots in float",
+    "declines what it claims",
+    "scales below the bound are taken",
+    "dies on one op",
+    "table for inputs on the grid of the result",
+    "one table for all grids",
+    "fixed grid: clips at the other end",
+    "fixed grid: stands on the input",
+    "fuse swaps the norms of two branches",
+    "convert drops a product",
+    "a reader takes integers for numbers",
+)
 """Mutants of the flow and its stages, and few of integer kernels: test_detection.py has them all."""
 ALONE = {
     "execution": "adds in float, and says so",
@@ -140,8 +169,18 @@ def test_a_check_is_taken_away_for_those_mutants_that_it_alone_may_find() -> Non
 
 
 def failure(rule: str = "NUM-03", **changed: Any) -> FailedUnit:
-    first = FailedUnit(unit="a/b", pattern="a", verdict=Verdict.REFUTED, stage="numerics", rule=rule, failing=2,
-                       cases=8, guards=("numerics.distance",), max_lsb=3.0, message="far")  # fmt: skip
+    first = FailedUnit(
+        unit="a/b",
+        pattern="a",
+        verdict=Verdict.REFUTED,
+        stage="numerics",
+        rule=rule,
+        failing=2,
+        cases=8,
+        guards=("numerics.distance",),
+        max_lsb=3.0,
+        message="far",
+    )
     return replace(first, **changed)
 
 
@@ -157,8 +196,13 @@ def test_rates_are_of_faulty_mutants_and_honest_ones_may_not_be_red() -> None:
     faults = tuple(mutant(f"fault {n}", "NUM-03", size=2.0**-n) for n in range(4))
     honest = mutant("honest")
     several = (failure(), failure("LOW-01", max_lsb=0.6), failure(pattern="b"))
-    runs = (made("fault 0", failure()), made("fault 1", failure("LOW-01")), made("fault 2"),
-            made("fault 3", *several), made("honest"))  # fmt: skip
+    runs = (
+        made("fault 0", failure()),
+        made("fault 1", failure("LOW-01")),
+        made("fault 2"),
+        made("fault 3", *several),
+        made("honest"),
+    )
     power = Power(mutants=(*faults, honest), runs=runs)
     assert str(power.count_killed("full")) == "3 of 4 (75.0 %)"
     assert str(power.count_blamed("full")) == "2 of 3 (66.7 %)"
@@ -198,8 +242,13 @@ def test_the_document_and_the_headers_are_of_these_mutants() -> None:
 
 CLAIMS = ("torch.flatten/static:in=quint8*/ptq/*", "nn.ReLU/static:in=quint8*/ptq/*")
 HONEST_ONE = Mutant(name="honest", group="honest", make=IntegerBackend, claims=CLAIMS)
-FAULTY_ONE = Mutant(name="no relu", group="activation", rules=("NUM-05",), claims=CLAIMS,
-                    make=lambda: IntegerBackend(varied("relu", lambda honest, x: x)))  # fmt: skip
+FAULTY_ONE = Mutant(
+    name="no relu",
+    group="activation",
+    rules=("NUM-05",),
+    claims=CLAIMS,
+    make=lambda: IntegerBackend(varied("relu", lambda honest, x: x)),
+)
 HIDDEN = Mutant(name="hidden", group="state", rules=("NUM-07",), claims=CLAIMS, make=IntegerBackend)
 
 

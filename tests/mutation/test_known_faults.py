@@ -23,7 +23,7 @@ WRONG = (
     ("onednn", "nn.Conv2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric", "numerics"),  # 12
     ("onednn", "nn.MaxPool2d/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight", "numerics"),  # 39
     ("qnnpack", "nn.ReLU6/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight", "invariance"),  # 9
-)  # fmt: skip
+)
 RIGHT = (
     ("qnnpack", "nn.Conv2d/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_channel_symmetric"),
     ("onednn", "nn.ReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"),

@@ -109,9 +109,12 @@ def test_drawn_models_are_prepared_as_they_are(is_qat: bool, chunk: int) -> None
 
     @seed(chunk)
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow],
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
         phases=[Phase.generate],
-    )  # fmt: skip
+    )
     @given(program=programs(5, tuple(EVERY), may_take_names=True))
     def check(program: Program) -> None:
         found = measure(partial(_built, program), "x86", is_qat=is_qat, draws=3)

@@ -19,17 +19,28 @@ pytestmark = [
 ]
 
 OURS: Any = default_qconfigs
-QCONFIGS = sorted(name for name in vars(default_qconfigs) if name.endswith(("_qconfig", "_4bit", "_v2")) and (
-    hasattr(getattr(default_qconfigs, name), "activation")
-))  # fmt: skip
+QCONFIGS = sorted(
+    name
+    for name in vars(default_qconfigs)
+    if name.endswith(("_qconfig", "_4bit", "_v2")) and (hasattr(getattr(default_qconfigs, name), "activation"))
+)
 PARTS = sorted(
-    name for name in vars(default_qconfigs)
+    name
+    for name in vars(default_qconfigs)
     if name.endswith(("_observer", "_fake_quant", "127", "_4bit")) and not hasattr(getattr(OURS, name), "activation")
-)  # fmt: skip
+)
 PROPERTIES = (
-    "dtype", "qscheme", "quant_min", "quant_max", "reduce_range", "ch_axis", "is_dynamic", "averaging_constant", "bins",
+    "dtype",
+    "qscheme",
+    "quant_min",
+    "quant_max",
+    "reduce_range",
+    "ch_axis",
+    "is_dynamic",
+    "averaging_constant",
+    "bins",
     "has_customized_qrange",
-)  # fmt: skip
+)
 
 
 def described(made: Any) -> dict[str, Any]:
@@ -104,10 +115,12 @@ def test_the_default_mapping_of_an_engine_is_torchs(engine: str, function: str, 
 @pytest.mark.parametrize(
     "function",
     [
-        "get_default_qconfig", "get_default_qat_qconfig",
-        "get_default_qconfig_mapping", "get_default_qat_qconfig_mapping",
+        "get_default_qconfig",
+        "get_default_qat_qconfig",
+        "get_default_qconfig_mapping",
+        "get_default_qat_qconfig_mapping",
     ],
-)  # fmt: skip
+)
 def test_the_engine_is_x86_and_torchs_version_unless_said_otherwise(function: str) -> None:
     where = torch_mappings if function.endswith("mapping") else torch_qconfigs
     ours, theirs = getattr(default_qconfigs, function)(), getattr(where, function)()

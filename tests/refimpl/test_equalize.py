@@ -84,11 +84,14 @@ CASES = {
     "F.linear, F.relu, F.linear": Case(
         lambda: Net(
             lambda m, x: F.linear(F.relu(F.linear(x, m.w, m.bias)), m.v),
-            w=weight(linear()), v=weight(linear()), bias=torch.randn(6),
-        ), stale=(2,),
+            w=weight(linear()),
+            v=weight(linear()),
+            bias=torch.randn(6),
+        ),
+        stale=(2,),
     ),
     "conv, relu, conv": Case(lambda: nn.Sequential(conv(), nn.ReLU(), conv(5)), IMAGE, stale=(1,)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

@@ -82,8 +82,11 @@ WRONG_FOR_TORCH = {
         lambda: nn.Sequential(linear(), linear()), 1, 0, mapping=TorchMapping().set_module_name("1", STATIC)
     ),
     "the layer before is called twice": Deviation(
-        lambda: Net(lambda m, x: m.b(m.a(x)) + torch.sin(m.a(torch.cos(x))), a=linear(), b=linear()), 1, 1,
-        mapping=ONLY_LINEAR, asked=selected(module_name=("b",)),
+        lambda: Net(lambda m, x: m.b(m.a(x)) + torch.sin(m.a(torch.cos(x))), a=linear(), b=linear()),
+        1,
+        1,
+        mapping=ONLY_LINEAR,
+        asked=selected(module_name=("b",)),
     ),
     "the float layer before has another reader": Deviation(
         lambda: Net(read_twice, a=linear(), b=linear()), 1, 1, mapping=TorchMapping().set_module_name("b", STATIC)
@@ -93,11 +96,14 @@ WRONG_FOR_TORCH = {
         lambda: Net(lambda m, x: F.linear(F.linear(x, m.w), m.w), w=weight(linear())), 2, 1
     ),
     "a bias that is not called bias": Deviation(
-        lambda: Net(lambda m, x: F.linear(F.linear(x, m.w, m.c), m.v), w=weight(linear()), v=weight(linear()),
-                    c=torch.ones(6)), 2, 1,
+        lambda: Net(
+            lambda m, x: F.linear(F.linear(x, m.w, m.c), m.v), w=weight(linear()), v=weight(linear()), c=torch.ones(6)
+        ),
+        2,
+        1,
     ),
     "channels are the last axis": Deviation(lambda: nn.Sequential(linear()), 1, 1, (4, 6, 6)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG_FOR_TORCH)
@@ -115,22 +121,31 @@ def test_where_torchs_equalization_changes_the_function_ours_does_not(name: str)
     ("make", "shape", "error", "ops"),
     [
         pytest.param(
-            lambda: Net(lambda m, x: F.linear(x, m.w), w=nn.Parameter(weight(linear()))), (16, 6), TypeError, 1,
+            lambda: Net(lambda m, x: F.linear(x, m.w), w=nn.Parameter(weight(linear()))),
+            (16, 6),
+            TypeError,
+            1,
             id="a weight that is a parameter",
         ),
         pytest.param(
-            lambda: Net(lambda m, x: F.linear(x, m.w * 2), w=nn.Parameter(weight(linear()))), (16, 6),
-            AssertionError, 0, id="a weight that is computed",
+            lambda: Net(lambda m, x: F.linear(x, m.w * 2), w=nn.Parameter(weight(linear()))),
+            (16, 6),
+            AssertionError,
+            0,
+            id="a weight that is computed",
         ),
         pytest.param(lambda: nn.Sequential(conv(groups=2)), (4, 6, 5, 5), ValueError, 0, id="groups"),
         pytest.param(
-            lambda: Net(lambda m, x: F.conv2d(x, m.w, groups=2), w=weight(conv(groups=2))), (4, 6, 5, 5), ValueError, 0,
+            lambda: Net(lambda m, x: F.conv2d(x, m.w, groups=2), w=weight(conv(groups=2))),
+            (4, 6, 5, 5),
+            ValueError,
+            0,
             id="groups of a function",
         ),
         pytest.param(lambda: nn.Sequential(linear()), (4, 3, 6), ValueError, 1, id="channels are the last axis"),
         pytest.param(lambda: nn.Sequential(conv()), (6, 5, 5), ValueError, 1, id="an image without a batch"),
     ],
-)  # fmt: skip
+)
 def test_where_torch_fails_to_convert_ours_equalizes_or_leaves_alone(
     make: Any, shape: tuple[int, ...], error: type[Exception], ops: int
 ) -> None:

@@ -45,9 +45,15 @@ def test_every_tensor_has_its_rank_and_dtype_in_either_mode(is_train: bool) -> N
     draft = trace(Masked().train(is_train))
     examples = Examples(draft, (X, MASK))
     assert facts(draft, examples) == {
-        "x": Seen(2, FLOAT), "mask": Seen(1, BOOL), "fc": Seen(2, FLOAT), "relu": Seen(2, FLOAT),
-        "flatten": Seen(1, FLOAT), "unsqueeze": Seen(2, BOOL), "masked_fill": Seen(2, FLOAT), "output": Seen(2, FLOAT),
-    }  # fmt: skip
+        "x": Seen(2, FLOAT),
+        "mask": Seen(1, BOOL),
+        "fc": Seen(2, FLOAT),
+        "relu": Seen(2, FLOAT),
+        "flatten": Seen(1, FLOAT),
+        "unsqueeze": Seen(2, BOOL),
+        "masked_fill": Seen(2, FLOAT),
+        "output": Seen(2, FLOAT),
+    }
     assert examples.failure == ""
 
 

@@ -96,9 +96,12 @@ def test_qparams_chosen_at_run_time_are_tensors() -> None:
     reference = reference_of(nn.Sequential(nn.Linear(4, 3)), rows(2, 4), activation=DYNAMIC, weight=PER_TENSOR)
     targets = [node.target for node in export_reference(reference, (rows(2, 4),)).graph.nodes if node.args]
     assert targets[:5] == [
-        OPS.choose_qparams.tensor, operator.getitem, operator.getitem, OPS.quantize_per_tensor.tensor,
+        OPS.choose_qparams.tensor,
+        operator.getitem,
+        operator.getitem,
+        OPS.quantize_per_tensor.tensor,
         OPS.dequantize_per_tensor.tensor,
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow

@@ -103,9 +103,14 @@ def test_the_switches_do_what_torchs_do(kind: str) -> None:
     ours, theirs = both(kind)
     both_are = nn.ModuleList([ours]), nn.ModuleList([theirs])
     for step, (name, on) in enumerate(
-        [("enable_observer", True), ("disable_fake_quant", False), ("disable_observer", False),
-         ("enable_fake_quant", True), ("enable_observer", True)]
-    ):  # fmt: skip
+        [
+            ("enable_observer", True),
+            ("disable_fake_quant", False),
+            ("disable_observer", False),
+            ("enable_fake_quant", True),
+            ("enable_observer", True),
+        ]
+    ):
         both_are[0].apply(getattr(fake_quantize, name))
         both_are[1].apply(getattr(torch_fakes, name))
         x = drawn(step, 1.0 + step)

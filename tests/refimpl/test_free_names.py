@@ -41,16 +41,18 @@ def observer_name() -> nn.Module:
 def observer_names_of_tensors() -> nn.Module:
     return Named(
         lambda net, y: y * net.activation_post_process_1 + net.activation_post_process_2,
-        activation_post_process_1=nn.Parameter(torch.full((8,), 3.0)), activation_post_process_2=torch.full((8,), -2.0),
-    )  # fmt: skip
+        activation_post_process_1=nn.Parameter(torch.full((8,), 3.0)),
+        activation_post_process_2=torch.full((8,), -2.0),
+    )
 
 
 def qparams_names() -> nn.Module:
     return Named(
         lambda net, y: y * net.first_scale_0 + net.last_input_zero_point_0 + net.first_input_scale_0,
-        first_scale_0=torch.tensor(3.0), last_input_zero_point_0=torch.tensor(0.5),
+        first_scale_0=torch.tensor(3.0),
+        last_input_zero_point_0=torch.tensor(0.5),
         first_input_scale_0=nn.Parameter(torch.tensor(0.25)),
-    )  # fmt: skip
+    )
 
 
 def qparams_name_of_a_module() -> nn.Module:
@@ -60,15 +62,17 @@ def qparams_name_of_a_module() -> nn.Module:
 def packed_name() -> nn.Module:
     return Named(
         lambda net, y: F.linear(y, net.weight) * net._packed_weight_0,
-        weight=nn.Parameter(torch.randn(8, 8)), _packed_weight_0=torch.tensor(2.0),
-    )  # fmt: skip
+        weight=nn.Parameter(torch.randn(8, 8)),
+        _packed_weight_0=torch.tensor(2.0),
+    )
 
 
 def folded_name() -> nn.Module:
     return Named(
         lambda net, y: F.linear(y, net.weight * 0.5) + net.mul_folded,
-        weight=nn.Parameter(torch.randn(8, 8)), mul_folded=torch.full((8,), 2.0),
-    )  # fmt: skip
+        weight=nn.Parameter(torch.randn(8, 8)),
+        mul_folded=torch.full((8,), 2.0),
+    )
 
 
 def name_of_a_second_call() -> nn.Module:
@@ -76,9 +80,7 @@ def name_of_a_second_call() -> nn.Module:
 
 
 def name_of_a_read() -> nn.Module:
-    return Named(
-        lambda net, y: (y + net.first.weight.sum()) * net.first_weight, first_weight=torch.tensor(2.0)
-    )  # fmt: skip
+    return Named(lambda net, y: (y + net.first.weight.sum()) * net.first_weight, first_weight=torch.tensor(2.0))
 
 
 def name_of_a_choice() -> nn.Module:
@@ -88,9 +90,16 @@ def name_of_a_choice() -> nn.Module:
 
 
 CASES = [
-    observer_name, observer_names_of_tensors, qparams_names, qparams_name_of_a_module, packed_name, folded_name,
-    name_of_a_second_call, name_of_a_read, name_of_a_choice,
-]  # fmt: skip
+    observer_name,
+    observer_names_of_tensors,
+    qparams_names,
+    qparams_name_of_a_module,
+    packed_name,
+    folded_name,
+    name_of_a_second_call,
+    name_of_a_read,
+    name_of_a_choice,
+]
 
 
 def built(case: Callable[[], nn.Module]) -> nn.Module:
@@ -130,8 +139,9 @@ def test_a_preserved_attribute_keeps_its_name() -> None:
     prepared: Any = refimpl.prepare_fx(model, mapping, (X,), prepare_custom_config=custom)
     assert prepared.activation_post_process_0 == "mine"
     assert [slot.name for slot in refimpl.explain(prepared).plan.slots] == [
-        "activation_post_process_1", "activation_post_process_2"
-    ]  # fmt: skip
+        "activation_post_process_1",
+        "activation_post_process_2",
+    ]
 
 
 @pytest.mark.rule("TRC-02")

@@ -43,10 +43,17 @@ def prepare() -> Any:
 DOORS: Mapping[str, Callable[..., Any]] = {
     door.__name__: door
     for door in (
-        refimpl.prepare_fx, refimpl.prepare_qat_fx, refimpl.fuse_fx, refimpl.convert_fx, refimpl.lower, refimpl.explain,
-        refimpl.convert_to_reference_fx, refimpl.get_default_qat_qconfig, refimpl.get_default_qconfig_mapping,
+        refimpl.prepare_fx,
+        refimpl.prepare_qat_fx,
+        refimpl.fuse_fx,
+        refimpl.convert_fx,
+        refimpl.lower,
+        refimpl.explain,
+        refimpl.convert_to_reference_fx,
+        refimpl.get_default_qat_qconfig,
+        refimpl.get_default_qconfig_mapping,
     )
-}  # fmt: skip
+}
 
 
 def right(name: str) -> dict[str, Any]:

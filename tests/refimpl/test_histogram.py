@@ -144,8 +144,7 @@ def test_the_search_tries_the_bins_that_single_steps_reach(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.rule("NUM-02")
 def test_the_examples_move_both_sides() -> None:
-    moves = {(low > start, high < end) for found in map(walked, ASKEW)
-             for (start, end), (low, high) in pairwise(found)}  # fmt: skip
+    moves = {(low > start, high < end) for found in map(walked, ASKEW) for (start, end), (low, high) in pairwise(found)}
     assert moves == {(True, False), (False, True)}
 
 

@@ -56,12 +56,13 @@ FOLLOWING: dict[str, tuple[Body, Tensor]] = {
     "drop path": (lambda net, x: net.b(drop_path(net.a(x), 0.5, net.training)), X),
     "attention": (lambda net, x: net.b(attend(net, x)), X),
     "batch_norm": (
-        lambda net, x: F.batch_norm(net.conv(x), net.mean, net.var, training=net.training, momentum=0.0), IMAGES
+        lambda net, x: F.batch_norm(net.conv(x), net.mean, net.var, training=net.training, momentum=0.0),
+        IMAGES,
     ),
     "number": (lambda net, x: net.b(net.a(x) * (3.0 if net.training else 1.0)), X),
     "number of a weight": (lambda net, x: net.b(F.linear(x, net.weight * (3.0 if net.training else 1.0))), X),
     "slice": (lambda net, x: net.b(net.a(x))[: 2 if net.training else 64], X),
-}  # fmt: skip
+}
 
 
 @pytest.mark.rule("QAT-04")

@@ -77,9 +77,13 @@ def both(kind: str, **made: Any) -> tuple[Any, Any]:
     data=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int32]),
 )
 def test_per_tensor_qparams_are_torchs(
-    pairs: list[tuple[float, float]], scheme: tuple[Any, Any, int], eps: float, kind: str, reduce_range: bool,
+    pairs: list[tuple[float, float]],
+    scheme: tuple[Any, Any, int],
+    eps: float,
+    kind: str,
+    reduce_range: bool,
     data: torch.dtype,
-) -> None:  # fmt: skip
+) -> None:
     dtype, bounds, symmetric = scheme
     qscheme = torch.per_tensor_symmetric if symmetric else torch.per_tensor_affine
     made = arguments(dtype, bounds) | {"qscheme": qscheme, "eps": eps}

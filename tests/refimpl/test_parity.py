@@ -27,10 +27,34 @@ from tests.refimpl.support.zoo_deviations import DEVIATIONS, EXCUSES, KNOWN, Exc
 from tests.refimpl.support.zoo_recipes import RECIPES
 
 RULES = (
-    "PAT-07", "QCM-02", "QCM-03", "FUS-03", "FUS-05", "OBS-01", "OBS-02", "OBS-04", "OBS-05", "OBS-06", "OBS-07",
-    "OBS-08", "OBS-09", "OBS-10", "OBS-13", "QAT-01", "QAT-02", "CVT-01", "CVT-02", "CVT-03", "CVT-04", "CVT-06",
-    "CVT-07", "CVT-09", "CVT-11", "LOW-01", "LOW-02",
-)  # fmt: skip
+    "PAT-07",
+    "QCM-02",
+    "QCM-03",
+    "FUS-03",
+    "FUS-05",
+    "OBS-01",
+    "OBS-02",
+    "OBS-04",
+    "OBS-05",
+    "OBS-06",
+    "OBS-07",
+    "OBS-08",
+    "OBS-09",
+    "OBS-10",
+    "OBS-13",
+    "QAT-01",
+    "QAT-02",
+    "CVT-01",
+    "CVT-02",
+    "CVT-03",
+    "CVT-04",
+    "CVT-06",
+    "CVT-07",
+    "CVT-09",
+    "CVT-11",
+    "LOW-01",
+    "LOW-02",
+)
 
 
 def held_to(*rules: str) -> Callable[[Any], Any]:
@@ -89,14 +113,35 @@ def test_the_names_of_the_list_are_unique_and_each_row_of_a_deviation_is_of_its_
 CHUNKS, EXAMPLES = int(os.environ.get("PARITY_CHUNKS", "3")), 50
 RECIPES_OF = {
     "chosen": (
-        "minmax", "native", "per channel", "x86 minmax", "onednn minmax", "fixed", "dynamic", "mixed",
-        "float16 dynamic", "float16 static", "qat qnnpack", "qat onednn",
+        "minmax",
+        "native",
+        "per channel",
+        "x86 minmax",
+        "onednn minmax",
+        "fixed",
+        "dynamic",
+        "mixed",
+        "float16 dynamic",
+        "float16 static",
+        "qat qnnpack",
+        "qat onednn",
     ),
     "defaults": (
-        "x86", "fbgemm", "onednn", "qnnpack", "qat x86", "qat fbgemm", "qat onednn", "qat qnnpack", "dynamic",
-        "dynamic x86", "dynamic fbgemm", "dynamic onednn", "dynamic per channel x86",
+        "x86",
+        "fbgemm",
+        "onednn",
+        "qnnpack",
+        "qat x86",
+        "qat fbgemm",
+        "qat onednn",
+        "qat qnnpack",
+        "dynamic",
+        "dynamic x86",
+        "dynamic fbgemm",
+        "dynamic onednn",
+        "dynamic per channel x86",
     ),
-}  # fmt: skip
+}
 
 
 def generated(program: Program, recipe: str) -> Case:
@@ -113,9 +158,12 @@ def test_drawn_models_are_torchs(kind: str, chunk: int) -> None:
 
     @seed(chunk)
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow],
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
         phases=[Phase.generate],  # shrinking would take minutes: what is reported is small enough
-    )  # fmt: skip
+    )
     @given(program=programs(), recipe=st.sampled_from(RECIPES_OF[kind]))
     def check(program: Program, recipe: str) -> None:
         case = generated(program, recipe)

@@ -168,7 +168,7 @@ def test_dead_ends_count() -> None:
         [torch.quantize_per_tensor(torch.ones(2), 0.5, zero_point, torch.qint8) for zero_point in (0, 1)],
         ((1, 2), (1, 2.0)),
     ],
-)  # fmt: skip
+)
 def test_other_values_have_other_texts(left: Any, right: Any) -> None:
     assert text_of(left) != text_of(right)
     assert text_of(left) == text_of(copy.deepcopy(left))

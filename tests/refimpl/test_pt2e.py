@@ -169,8 +169,21 @@ def test_a_fuser_method_reads_of_layers_what_it_would_of_the_models_own(layers: 
     shape = (3, 4) if isinstance(layers[0], nn.Linear) else (3, 4, 5, 5)
     program = torch.export.export(model, (torch.randn(*shape),)).module()
     root = read_calls(program, NATIVE.configs).draft
-    names = ("stride", "padding", "groups", "bias", "in_channels", "out_channels", "in_features", "out_features",
-             "num_features", "eps", "momentum", "affine", "track_running_stats")  # fmt: skip
+    names = (
+        "stride",
+        "padding",
+        "groups",
+        "bias",
+        "in_channels",
+        "out_channels",
+        "in_features",
+        "out_features",
+        "num_features",
+        "eps",
+        "momentum",
+        "affine",
+        "track_running_stats",
+    )
     for number, layer in enumerate(layers):
         stand_in = root.get_submodule(str(number))
         for name in (name for name in names if hasattr(layer, name)):
@@ -221,7 +234,7 @@ def test_the_groups_of_a_transposed_convolution_share_the_scales_of_a_derived_bi
     layer, x = nn.ConvTranspose2d(4, 6, 3, groups=2), torch.randn(2, 4, 5, 5)
     weight = refimpl.PerChannelMinMaxObserver.with_args(
         dtype=torch.qint8, qscheme=torch.per_channel_symmetric, ch_axis=1
-    )  # fmt: skip
+    )
     qconfig = refimpl.QConfig(refimpl.MinMaxObserver.with_args(dtype=torch.quint8), weight)
     quantizer = BackendConfigQuantizer(NATIVE, refimpl.QConfigMapping().set_global(qconfig), derives_bias=True)
     prepared = prepare_pt2e(export(nn.Sequential(layer), x), quantizer)

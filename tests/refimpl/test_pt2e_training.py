@@ -72,10 +72,11 @@ MODES: dict[str, tuple[nn.Module, list[ChangeKind]]] = {
     ),
     "attention without": (Model(lambda m, x: F.scaled_dot_product_attention(x, x, x)), []),
     "lstm": (
-        Model(lambda m, x: m.cells(x[:, 0])[0], cells=nn.LSTM(4, 3, 2, dropout=0.2)), [ChangeKind.LEFT_IN_TRAINING],
+        Model(lambda m, x: m.cells(x[:, 0])[0], cells=nn.LSTM(4, 3, 2, dropout=0.2)),
+        [ChangeKind.LEFT_IN_TRAINING],
     ),
     "lstm without": (Model(lambda m, x: m.cells(x[:, 0])[0], cells=nn.LSTM(4, 3, 2)), []),
-}  # fmt: skip
+}
 """A module, and what is named of it in QAT."""
 
 

@@ -54,8 +54,11 @@ def test_the_modules_of_a_matched_pattern_become_qat_modules_and_activations_are
     found = prepared(ConvNet().train(), IMAGE)
     kinds = {name: type(found.get_submodule(name)) for name in ("stem.0", "conv", "wide", "head")}
     assert kinds == {
-        "stem.0": nniqat.ConvBnReLU2d, "conv": nniqat.ConvBn2d, "wide": nniqat.LinearReLU, "head": nnqat.Linear,
-    }  # fmt: skip
+        "stem.0": nniqat.ConvBnReLU2d,
+        "conv": nniqat.ConvBn2d,
+        "wide": nniqat.LinearReLU,
+        "head": nnqat.Linear,
+    }
     for slot in refimpl.explain(found).plan.slots:
         assert isinstance(found.get_submodule(slot.name), FAKES.FakeQuantizeBase), slot
     assert all(part.training for part in found.modules())

@@ -26,11 +26,16 @@ from tests.refimpl.support.both_flows import torch_fakes, torchs
 @pytest.mark.parametrize(
     "observer",
     [
-        MinMaxObserver(), PerChannelMinMaxObserver(), HistogramObserver(), FakeQuantize(),
-        torchs.MinMaxObserver(), torchs.PerChannelMinMaxObserver(), torch_fakes.FusedMovingAvgObsFakeQuantize(),
+        MinMaxObserver(),
+        PerChannelMinMaxObserver(),
+        HistogramObserver(),
+        FakeQuantize(),
+        torchs.MinMaxObserver(),
+        torchs.PerChannelMinMaxObserver(),
+        torch_fakes.FusedMovingAvgObsFakeQuantize(),
     ],
     ids=lambda observer: f"{type(observer).__module__}.{type(observer).__name__}",
-)  # fmt: skip
+)
 def test_without_data_the_scale_is_1_and_a_warning_says_so(observer: Any) -> None:
     name = type(getattr(observer, "activation_post_process", observer)).__name__
     with pytest.warns(UserWarning, match=f"{name} has seen no data: run the prepared model on calibration inputs"):

@@ -26,7 +26,7 @@ from tests.refimpl.support.one_layer import (
     ids,
     prepared_by_torch,
     references,
-)  # fmt: skip
+)
 
 SIGNED = QConfig(  # within the constraints of qnnpack and executorch
     activation=flows.torchs.MinMaxObserver.with_args(**flows.SIGNED_WEIGHT, eps=2**-12),
@@ -291,7 +291,12 @@ def test_a_reference_transposed_convolution_takes_an_output_size_and_torchs_rais
 def made_like(made: Any) -> dict[str, Any]:
     """The qparams of a reference module's weight, as torch's ``from_float`` takes them."""
     return {
-        "qscheme": made.weight_qscheme, "dtype": made.weight_dtype, "scale": made.weight_scale,
-        "zero_point": made.weight_zero_point, "axis": made.weight_axis, "quant_min": made.weight_quant_min,
-        "quant_max": made.weight_quant_max, "is_decomposed": made.is_decomposed,
-    }  # fmt: skip
+        "qscheme": made.weight_qscheme,
+        "dtype": made.weight_dtype,
+        "scale": made.weight_scale,
+        "zero_point": made.weight_zero_point,
+        "axis": made.weight_axis,
+        "quant_min": made.weight_quant_min,
+        "quant_max": made.weight_quant_max,
+        "is_decomposed": made.is_decomposed,
+    }

@@ -233,9 +233,19 @@ def test_the_report_of_sample_inputs_has_the_number_too() -> None:
 class Ops(nn.Module):
     def forward(self, x: Tensor, n: Any) -> Any:
         return (
-            2 + x, torch.add(x, other=2), x - 2, 2 - x, x * 3, x / 4,
-            x + x, 4 / x, torch.add(x, 2, alpha=3), x + n, x * True, x**2,
-        )  # fmt: skip
+            2 + x,
+            torch.add(x, other=2),
+            x - 2,
+            2 - x,
+            x * 3,
+            x / 4,
+            x + x,
+            4 / x,
+            torch.add(x, 2, alpha=3),
+            x + n,
+            x * True,
+            x**2,
+        )
 
 
 @pytest.mark.rule("OBS-19")

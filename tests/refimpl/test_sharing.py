@@ -39,9 +39,7 @@ def test_every_element_of_a_list_is_an_input_and_all_share() -> None:
 def test_a_later_element_that_a_sharing_op_made_keeps_its_grid_and_joins_by_a_second_slot() -> None:
     found = plan(lambda net, x, y: torch.cat([net.a(x).unsqueeze(0), net.b(x).reshape(1, 3, 4)], 0).relu())
     of_b, of_cat = groups(found)[3][1], groups(found)[-1][1]
-    assert groups(found)[3:] == [
-        ("b", of_b), ("reshape", of_b), ("reshape", of_cat), ("cat", of_cat), ("relu", of_cat)
-    ]  # fmt: skip
+    assert groups(found)[3:] == [("b", of_b), ("reshape", of_b), ("reshape", of_cat), ("cat", of_cat), ("relu", of_cat)]
     assert [slot.consumers for slot in found.slots if slot.value == "reshape"] == [None, ("cat",)]
 
 

@@ -59,10 +59,12 @@ def prepared(run: Run, second: Tensor, *, has_examples: bool = True) -> Any:
 # What torch's rule gets right: (forward, second input).
 ALIKE: Mapping[str, tuple[Run, Tensor]] = {
     "mask through shapes": (
-        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).transpose(1, 2).repeat(1, 1, 4).view(2, 4, 4), 0.0), BOOLS
+        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).transpose(1, 2).repeat(1, 1, 4).view(2, 4, 4), 0.0),
+        BOOLS,
     ),
     "masked scores": (
-        lambda net, x, m: torch.softmax((net.a(x) @ net.b(x).mT).masked_fill(m[:, None, :], -10.0), -1), BOOLS
+        lambda net, x, m: torch.softmax((net.a(x) @ net.b(x).mT).masked_fill(m[:, None, :], -10.0), -1),
+        BOOLS,
     ),
     "mask as floats": (lambda net, x, m: net.a(x) * m.float()[:, None, :], BOOLS),
     "comparison as floats by dtype": (lambda net, x, m: net.a((m == 0).to(torch.float32)), INTEGERS),
@@ -78,7 +80,7 @@ ALIKE: Mapping[str, tuple[Run, Tensor]] = {
     "states in a list": (lambda net, x, m: torch.cat([net.lstm(x)[1][0], net.a(x)]).relu(), BOOLS),
     "states passed on": (lambda net, x, m: net.lstm(x, net.lstm(x)[1])[0].relu(), BOOLS),
     "attention": (lambda net, x, m: torch.cat([net.attend(x, x, x)[0], x]), BOOLS),
-}  # fmt: skip
+}
 TRACED_NUMBERS = ("positions", "numbers as floats", "ones")
 
 
@@ -94,14 +96,12 @@ def test_where_torch_works_the_same_is_observed(name: str) -> None:
 
 # What torch quantizes although it is no float tensor: (forward, second input, our observed values).
 SAVED: dict[str, tuple[Run, Tensor, list[str]]] = {
-    "expanded mask": (
-        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).expand(2, 4, 4), 0.0), BOOLS, ["x", "a"]
-    ),
-    "mask of masks": (
-        lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) & ~m.unsqueeze(2), 0.0), BOOLS, ["x", "a"]
-    ),
+    "expanded mask": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1).expand(2, 4, 4), 0.0), BOOLS, ["x", "a"]),
+    "mask of masks": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) & ~m.unsqueeze(2), 0.0), BOOLS, ["x", "a"]),
     "joined masks": (
-        lambda net, x, m: net.a(x).masked_fill(torch.cat([m, m], 1)[:, :4].unsqueeze(1), 0.0), BOOLS, ["x", "a"]
+        lambda net, x, m: net.a(x).masked_fill(torch.cat([m, m], 1)[:, :4].unsqueeze(1), 0.0),
+        BOOLS,
+        ["x", "a"],
     ),
     "mask by keyword": (lambda net, x, m: net.a(x).masked_fill(mask=m.unsqueeze(1), value=0.0), BOOLS, ["x", "a"]),
     "mask in place": (lambda net, x, m: net.a(x).masked_fill_(m.unsqueeze(1), 0.0), BOOLS, ["x", "a"]),
@@ -112,25 +112,26 @@ SAVED: dict[str, tuple[Run, Tensor, list[str]]] = {
     "gather": (lambda net, x, m: torch.gather(net.a(x), 1, m.unsqueeze(1)), INTEGERS, ["x", "a"]),
     "index": (lambda net, x, m: net.a(x)[:, m.view(-1)], INTEGERS, ["x", "a"]),
     "product with a comparison": (lambda net, x, m: net.a(x) * (m > 0)[:, None], INTEGERS, ["x", "a", "mul"]),
-}  # fmt: skip
+}
 # The same, but only the example inputs can tell: nothing in the graph asks for integers.
 TOLD: dict[str, tuple[Run, Tensor, list[str]]] = {
     "comparison": (lambda net, x, m: net.a(x).masked_fill(m.unsqueeze(1) == 0, 0.0), INTEGERS, ["x", "a"]),
-    "additive mask": (
-        lambda net, x, m: net.a(x) + (1 - m.unsqueeze(1)) * -2.0, INTEGERS, ["x", "a", "mul", "add"]
-    ),
+    "additive mask": (lambda net, x, m: net.a(x) + (1 - m.unsqueeze(1)) * -2.0, INTEGERS, ["x", "a", "mul", "add"]),
     "additive mask of floats": (
-        lambda net, x, m: net.a(x) + (1.0 - m.unsqueeze(1).float()) * -2.0, INTEGERS, ["x", "a", "sub", "mul", "add"]
+        lambda net, x, m: net.a(x) + (1.0 - m.unsqueeze(1).float()) * -2.0,
+        INTEGERS,
+        ["x", "a", "sub", "mul", "add"],
     ),
     "product": (lambda net, x, m: net.a(x) * m.unsqueeze(1), BOOLS, ["x", "a", "mul"]),
     "sum": (lambda net, x, m: net.a(x) + m.unsqueeze(1), INTEGERS, ["x", "a", "add"]),
     "output": (lambda net, x, m: (net.a(x), m.unsqueeze(1)), BOOLS, ["x", "a"]),
     "attention": (
-        lambda net, x, m: F.scaled_dot_product_attention(net.a(x), net.b(x), x, attn_mask=m.unsqueeze(1)), BOOLS,
+        lambda net, x, m: F.scaled_dot_product_attention(net.a(x), net.b(x), x, attn_mask=m.unsqueeze(1)),
+        BOOLS,
         ["x", "a", "b"],
     ),
     "padding": (lambda net, x, m: net.attend(x, x, x, m.reshape(2, 4))[0], BOOLS, []),
-}  # fmt: skip
+}
 
 
 def torch_fails(run: Run, second: Tensor) -> None:

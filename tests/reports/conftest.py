@@ -23,8 +23,11 @@ class Made:
     """Rows beside those of claims, and files that hold them."""
 
     waiver: ClassVar[Row] = {
-        "reason": "issue 12: saturates", "url": "https://example.org/12", "expires": "2027-01-31", "max_lsb": 18.0,
-    }  # fmt: skip
+        "reason": "issue 12: saturates",
+        "url": "https://example.org/12",
+        "expires": "2027-01-31",
+        "max_lsb": 18.0,
+    }
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -32,9 +35,15 @@ class Made:
 
     def model(self, name: str = "model/resnet/ptq", **changes: Any) -> Row:
         row = {
-            "kind": "model", "model": name, "verdict": "VERIFIED", "waived": False, "reason": "", "max_lsb": 0.5,
-            "cases": 3, "seconds": 0.75,
-        }  # fmt: skip
+            "kind": "model",
+            "model": name,
+            "verdict": "VERIFIED",
+            "waived": False,
+            "reason": "",
+            "max_lsb": 0.5,
+            "cases": 3,
+            "seconds": 0.75,
+        }
         return row | changes
 
     def measurement(self, subject: str = "linear", topic: str = "fingerprint", **values: Any) -> Row:
@@ -60,18 +69,35 @@ class Made:
     def everything(self) -> list[Row]:
         """The rows of a small run that has all there is to show."""
         header: Row = {
-            "kind": "header", "schema": 2, "suite_version": "0.1.0", "suite_commit": "4fd1c0ffee" * 4,
-            "backend": "npu", "versions": {"npu_compiler": "1.2"}, "torch": "2.13.0+cpu", "python": "3.11.9",
-            "platform": "Linux-6.1-x86_64", "cpu": "Some CPU @ 2.60GHz", "cpu_flags": ["avx2", "avx512_vnni"],
-            "engine": "", "representation": "DECOMPOSED", "seed": 7, "profile": "full",
+            "kind": "header",
+            "schema": 2,
+            "suite_version": "0.1.0",
+            "suite_commit": "4fd1c0ffee" * 4,
+            "backend": "npu",
+            "versions": {"npu_compiler": "1.2"},
+            "torch": "2.13.0+cpu",
+            "python": "3.11.9",
+            "platform": "Linux-6.1-x86_64",
+            "cpu": "Some CPU @ 2.60GHz",
+            "cpu_flags": ["avx2", "avx512_vnni"],
+            "engine": "",
+            "representation": "DECOMPOSED",
+            "seed": 7,
+            "profile": "full",
             "options": {"backend": "npu", "allow_quality": True},
-            "config_name": "npu config", "config_sha256": "ab" * 32,
-            "claims": 8, "claims_in_config": 9, "pairs": 9, "started": "2026-11-01T03:04:05+00:00", "isa": "avx2",
-            "isolation": "fork", "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
+            "config_name": "npu config",
+            "config_sha256": "ab" * 32,
+            "claims": 8,
+            "claims_in_config": 9,
+            "pairs": 9,
+            "started": "2026-11-01T03:04:05+00:00",
+            "isa": "avx2",
+            "isolation": "fork",
+            "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
             "findings": {"errata.md#12": "12. Sums saturate\n\nTwo products\nat most.\n\n- one\n- two\n\n<b>None</b>."},
             "limits": {"nn.Linear": {"bias": "True"}},
             "detection": {"rounding": {"faults": 7, "quick": 6, "full": 7}, "scale": {"faults": 9, "quick": 8}},
-        }  # fmt: skip
+        }
         return [header, *self._judged(), *self._beside()]
 
     def _judged(self) -> list[Row]:
@@ -80,12 +106,17 @@ class Made:
             "output": {"scale": 0.25, "zero_point": 0, "dtype": "quint8"},
         }
         wrong: Row = {
-            "where": {"case": "default unsigned, saturating"}, "expected": [12.4996, 255], "found": [30, 254],
+            "where": {"case": "default unsigned, saturating"},
+            "expected": [12.4996, 255],
+            "found": [30, 254],
             "index": [[0, 3], [1, 0]],
-            "qparams": qparams, "attribution": "2 wrong", "worst": "wrong: at [0, 3] found 30, exact 12.4996",
-            "traceback": "Traceback (most recent call last):\n  npu.run()", "others": ["a second case"],
+            "qparams": qparams,
+            "attribution": "2 wrong",
+            "worst": "wrong: at [0, 3] found 30, exact 12.4996",
+            "traceback": "Traceback (most recent call last):\n  npu.run()",
+            "others": ["a second case"],
             "shared": ["groups > 1", "in_channels = 16"],
-        }  # fmt: skip
+        }
         decisions = [{"node": "op0", "pattern": "nn.Linear", "dtype config": "in=quint8", "reason": ""}]
         graphs = {"float model": "x = input\nreturn x", "reference model": "x = input\ny = q(x)\nreturn y"}
         covered = self.waiver | {"max_lsb": None, "findings": ["errata.md#12", "errata.md#13"]}
@@ -157,23 +188,41 @@ class Made:
             cases=5,
             statistics={"distances": [60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "sqnr_db": "inf"},
         )
-        return rows  # fmt: skip
+        return rows
 
     def _claim(self, pattern: str, verdict: str, rule: str, message: str, **more: Any) -> list[Row]:
         """A check at a stage that passed, the one that decides, and the claim."""
         dtypes = "static:in=quint8,w=qint8,out=quint8" if pattern.startswith("nn.") else "static:in=quint8,out=quint8"
         name = f"{pattern}/{dtypes}/ptq/per_tensor"
         check: Row = {
-            "kind": "check", "claim": name, "stage": "numerics", "rule": rule, "outcome": "fail", "verdict": verdict,
-            "message": message, "max_lsb": None, "slack_lsb": None, "cases": 1, "seconds": 0.25,
-        }  # fmt: skip
+            "kind": "check",
+            "claim": name,
+            "stage": "numerics",
+            "rule": rule,
+            "outcome": "fail",
+            "verdict": verdict,
+            "message": message,
+            "max_lsb": None,
+            "slack_lsb": None,
+            "cases": 1,
+            "seconds": 0.25,
+        }
         of, first = more.pop("of", {}), {"stage": "fuse", "rule": "FUS-03", "outcome": "pass", "verdict": "VERIFIED"}
         claim: Row = {
-            "kind": "claim", "claim": name, "pattern": pattern, "dtype_config": dtypes, "dtypes": dtypes, "flow": "ptq",
-            "scheme": "per_tensor", "verdict": verdict, "waived": False, "reason": message,
-            "max_lsb": more.get("max_lsb"), "repro": f"pytest conformance --backend=npu --claim '{name}'",
+            "kind": "claim",
+            "claim": name,
+            "pattern": pattern,
+            "dtype_config": dtypes,
+            "dtypes": dtypes,
+            "flow": "ptq",
+            "scheme": "per_tensor",
+            "verdict": verdict,
+            "waived": False,
+            "reason": message,
+            "max_lsb": more.get("max_lsb"),
+            "repro": f"pytest conformance --backend=npu --claim '{name}'",
             "seconds": more.get("seconds", 1.5),
-        }  # fmt: skip
+        }
         return [check | first | {"message": ""}, check | more, claim | of]
 
     def _beside(self) -> list[Row]:

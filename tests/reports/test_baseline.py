@@ -82,8 +82,9 @@ def test_a_file_has_a_line_for_each_claim_that_is_not_verified(runs: Runs) -> No
     assert lines == ["REFUTED NUM-03 3 conv", "QUALITY - ? mul"]
     baseline = read_baseline_file(path)
     assert baseline.deviations == {
-        "conv": Deviation(Verdict.REFUTED, "NUM-03", FAILING), "mul": Deviation(Verdict.QUALITY, "", None),
-    }  # fmt: skip
+        "conv": Deviation(Verdict.REFUTED, "NUM-03", FAILING),
+        "mul": Deviation(Verdict.QUALITY, "", None),
+    }
     assert baseline.text == path.read_text(encoding="utf-8")
 
 
@@ -113,8 +114,10 @@ def test_counts_that_are_chance_are_not_compared(runs: Runs) -> None:
 
 def test_of_several_runs_it_keeps_what_they_agree_in(runs: Runs) -> None:
     found = {"a": "REFUTED"}
-    files = [runs.lines(rows(runs, found, rule, failing), **FULL, claims_in_config=1)
-             for rule, failing in (("NUM-03", 5), ("NUM-07", 5), ("NUM-03", 6))]  # fmt: skip
+    files = [
+        runs.lines(rows(runs, found, rule, failing), **FULL, claims_in_config=1)
+        for rule, failing in (("NUM-03", 5), ("NUM-07", 5), ("NUM-03", 6))
+    ]
     for some, known in ((files[:1], ("NUM-03", 5)), (files[:2], (None, 5)), (files, (None, None))):
         write_baseline(some, runs.directory)
         read = read_baseline_file(runs.directory / NAME)

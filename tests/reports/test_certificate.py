@@ -25,20 +25,24 @@ from reports.writer import ResultsWriter
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "known"\nexpires = 2099-01-31\n'
 FAILED = {"verdict": "REFUTED", "outcome": "fail"}
-WAIVED = {"waived": True, "verdict": "REFUTED",
-          "waiver": {"reason": "known", "url": None, "expires": "2099-01-31", "max_lsb": None}}  # fmt: skip
+WAIVED = {
+    "waived": True,
+    "verdict": "REFUTED",
+    "waiver": {"reason": "known", "url": None, "expires": "2099-01-31", "max_lsb": None},
+}
 STARTED = "2026-11-25T03:04:05+00:00"
 
 
 def source(runs: Any, rows: Any = None, **changes: Any) -> Path:
     """The results of a clean run of three claims, one of them waived, with the waivers beside them."""
     rows = rows or [
-        row for name in ("c0", "c1", "c2")
+        row
+        for name in ("c0", "c1", "c2")
         for row in (
             runs.check(name, cases=10, **(FAILED if name == "c1" else {})),
             runs.claim(name, **(WAIVED if name == "c1" else {})),
         )
-    ]  # fmt: skip
+    ]
     names = [row["claim"] for row in rows if row["kind"] == "claim"]
     (runs.directory / WAIVERS).write_text(TEXT)
     waivers = {"file": "npu.toml", "sha256": hashlib.sha256(TEXT.encode()).hexdigest()}
@@ -76,8 +80,11 @@ def test_a_certificate_says_what_was_shown_and_holds(folder: Path, capsys: Any) 
     assert (said["certificate"], said["outcome"], said["without_execution_evidence"]) == (3, "PASS", "")
     ran = said["run"]
     assert (ran["backend"], ran["seed"], ran["profile"], ran["suite_commit"]) == (
-        "qnnpack", 7, "quick", "4fd1c0ffee" * 4,
-    )  # fmt: skip
+        "qnnpack",
+        7,
+        "quick",
+        "4fd1c0ffee" * 4,
+    )
     assert said["counts"]["verdicts"] == {"REFUTED": 1, "VERIFIED": 2} and said["counts"]["waived"] == 1
     assert (said["counts"]["comparisons"], said["counts"]["resumed"]) == (30, 0)
     subject = json.loads((folder / CERTIFICATE).read_text())["subject"]
@@ -137,7 +144,7 @@ EDITS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a link to nothing": (lambda d: (d / "x").symlink_to("y"), "x: is not part of a certificate"),
     "a pipe for the page": (lambda d: _pipe(d / HTML), f"{HTML}: is no regular file"),
     "a folder for the signature": (lambda d: (d / SIGNATURE).mkdir(), f"{SIGNATURE}: is no regular file"),
-}  # fmt: skip
+}
 
 
 def _edit_page(folder: Path) -> None:
@@ -303,10 +310,18 @@ FORMAT_2 = STATED % ("urn:fx-quant-conformance:certificate:2", 2)
 @pytest.mark.parametrize(
     ("text", "status"),
     [
-        (None, 2), ("hello", 2), ("[]", 2), ('{"certificate": 3}', 2), ("[" * 100_000, 2), (STATED % (PREDICATE, 4), 2),
-        (STATED % ("x", 3), 2), (STATED % (PREDICATE, 3), 2), (FORMAT_1, 4), (FORMAT_2, 4),
+        (None, 2),
+        ("hello", 2),
+        ("[]", 2),
+        ('{"certificate": 3}', 2),
+        ("[" * 100_000, 2),
+        (STATED % (PREDICATE, 4), 2),
+        (STATED % ("x", 3), 2),
+        (STATED % (PREDICATE, 3), 2),
+        (FORMAT_1, 4),
+        (FORMAT_2, 4),
     ],
-)  # fmt: skip
+)
 def test_a_folder_without_a_certificate_is_told(folder: Path, text: str | None, status: int, capsys: Any) -> None:
     (folder / CERTIFICATE).unlink()
     if text is not None:
@@ -338,8 +353,12 @@ def test_nothing_that_lies_in_the_folder_is_executed(folder: Path, command: str,
     for name in ("argparse", "json", "hashlib", "jinja2", "tabulate", "torch", "lzma"):
         (folder / f"{name}.py").write_text(TRAP)
     done = subprocess.run(
-        [sys.executable, "-m", *command.split(), "verify", "."], cwd=folder, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{more}"}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", *command.split(), "verify", "."],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{more}"},
+        check=False,
+    )
     assert done.returncode == 1 and "TRAPPED" not in done.stdout, done.stdout + done.stderr
     assert "! json.py: is not part of a certificate" in done.stdout

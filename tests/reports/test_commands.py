@@ -29,8 +29,10 @@ def words(command: str, bad: Path, good: Path, folder: Path) -> list[str]:
     """A command line that reads a bad file, beside a good one where it takes two."""
     both = {name: [str(good), str(bad)] for name in ("diff", "compare")}
     target = {
-        "certify": folder / "certificate", "merge": folder / "m.jsonl", "compare": folder / "c.html",
-    }  # fmt: skip
+        "certify": folder / "certificate",
+        "merge": folder / "m.jsonl",
+        "compare": folder / "c.html",
+    }
     out = ["-o", str(target[command])] if command in target else []
     return [command, *both.get(command, [str(bad)]), *out]
 
@@ -120,10 +122,14 @@ def test_no_command_needs_torch_or_another_package(runs: Any) -> None:
     a, b = (str(runs.lines([runs.check(), runs.claim()], shard=shard, **of_none)) for shard in parts)
     out, whole = str(runs.directory / "out"), str(runs.lines([runs.claim()]))
     commands = {
-        ("render", a, "-o", out, "--baseline", b): 0, ("markdown", a): 0, ("diff", a, b): 0,
-        ("compare", whole, "-o", out): 0, ("certify", a, "-o", out + "c"): 1,
-        ("merge", a, b, "-o", out): 1, ("verify", out): 2,
-    }  # fmt: skip
+        ("render", a, "-o", out, "--baseline", b): 0,
+        ("markdown", a): 0,
+        ("diff", a, b): 0,
+        ("compare", whole, "-o", out): 0,
+        ("certify", a, "-o", out + "c"): 1,
+        ("merge", a, b, "-o", out): 1,
+        ("verify", out): 2,
+    }
     given = map(json.dumps, (list(commands), list(commands.values())))
     done = subprocess.run([sys.executable, "-c", ALONE, *given], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -23,16 +23,18 @@ def test_columns_are_backends_and_lines_are_ops_without_constraints(runs: Any) -
     board = build_board([b, a])
     assert list(board.runs) == ["a", "b"]
     assert [(line.pattern, line.dtypes) for line in board.lines] == [
-        ("nn.Linear", "in=quint8,w=qint8,out=quint8"), ("nn.ReLU", "in=qint8,out=qint8"),
-    ]  # fmt: skip
+        ("nn.Linear", "in=quint8,w=qint8,out=quint8"),
+        ("nn.ReLU", "in=qint8,out=qint8"),
+    ]
     assert [[cell is not None for cell in line.cells] for line in board.lines] == [[False, True], [True, True]]
 
 
 def test_a_cell_is_the_worst_of_its_claims(runs: Any) -> None:
     rows = [
-        runs.claim("a", max_lsb=0.4), runs.claim("b", verdict="REFUTED", waived=True, max_lsb=18.0, seconds=2.0),
+        runs.claim("a", max_lsb=0.4),
+        runs.claim("b", verdict="REFUTED", waived=True, max_lsb=18.0, seconds=2.0),
         runs.claim("c", verdict="QUALITY", max_lsb=None),
-    ]  # fmt: skip
+    ]
     [line] = build_board([runs.results(rows)]).lines
     [cell] = line.cells
     assert cell is not None
@@ -131,9 +133,11 @@ def test_the_worst_lines_come_first_and_then_go_by_name(runs: Any) -> None:
 
 def test_a_line_differs_if_two_backends_that_claim_it_do(runs: Any) -> None:
     verdicts: dict[str, list[str | None]] = {
-        "nn.Alike": ["REFUTED", "REFUTED", None], "nn.Alone": ["CRASHED", None, None],
-        "nn.Unlike": ["VERIFIED", None, "QUALITY"], "nn.All": ["VERIFIED", "VERIFIED", "VERIFIED"],
-    }  # fmt: skip
+        "nn.Alike": ["REFUTED", "REFUTED", None],
+        "nn.Alone": ["CRASHED", None, None],
+        "nn.Unlike": ["VERIFIED", None, "QUALITY"],
+        "nn.All": ["VERIFIED", "VERIFIED", "VERIFIED"],
+    }
     files = [
         runs.results(
             [runs.claim(name, pattern=name, verdict=row[n], waived=n == 0) for name, row in verdicts.items() if row[n]],
@@ -150,27 +154,48 @@ def test_families_are_summed_up_per_backend(runs: Any) -> None:
     b = runs.results([runs.claim("x", pattern="nn.Tanh")], backend="x86")
     page = Page(render_board([a, b]))
     assert page.tables["Share of the claims that is VERIFIED; a dash: nothing is claimed"] == [
-        ["family", "qnnpack", "x86"], ["Convolution", "50 %", "-"], ["Activation", "100 %", "100 %"],
-        ["Other", "0 %", "-"], ["all families", "50 %", "100 %"],
-    ]  # fmt: skip
+        ["family", "qnnpack", "x86"],
+        ["Convolution", "50 %", "-"],
+        ["Activation", "100 %", "100 %"],
+        ["Other", "0 %", "-"],
+        ["all families", "50 %", "100 %"],
+    ]
     titles = [attrs["title"] for tag, attrs in page.tags if tag == "td" and "title" in attrs]
     assert titles == [
-        "1 of 2 claims verified", "not claimed", "1 of 1 claim verified", "1 of 1 claim verified",
-        "0 of 1 claim verified", "not claimed", "2 of 4 claims verified", "1 of 1 claim verified",
-    ]  # fmt: skip
+        "1 of 2 claims verified",
+        "not claimed",
+        "1 of 1 claim verified",
+        "1 of 1 claim verified",
+        "0 of 1 claim verified",
+        "not claimed",
+        "2 of 4 claims verified",
+        "1 of 1 claim verified",
+    ]
 
 
 def test_an_op_belongs_to_one_family() -> None:
     names = [name for family in FAMILIES.values() for name in family]
     assert [name for name, count in Counter(names).items() if count > 1] == []
     spelled = {
-        "nn.Conv2d+nn.BatchNorm2d+nn.ReLU": "Convolution", "torch.add(*,nn.Conv2d)+nn.ReLU": "Convolution",
-        "nniqat.ConvBnReLU3d": "Convolution", "torch.conv_transpose1d": "Convolution", "F.linear+nn.Tanh": "Linear",
-        "nn.Linear+nn.BatchNorm1d": "Linear", "nn.BatchNorm2d+F.relu": "Normalization", "operator.add": "Arithmetic",
-        "operator.mul+torch.relu": "Arithmetic", ".relu_": "Activation", "F.relu6": "Activation",
-        "nn.LSTM": "Recurrent", "torch.adaptive_avg_pool1d": "Pooling", "F.pad": "Shape and copy",
-        "nn.UpsamplingNearest2d": "Resampling", "nn.EmbeddingBag": "Embedding", "npu.Convoluted": OTHER, "": OTHER,
-    }  # fmt: skip
+        "nn.Conv2d+nn.BatchNorm2d+nn.ReLU": "Convolution",
+        "torch.add(*,nn.Conv2d)+nn.ReLU": "Convolution",
+        "nniqat.ConvBnReLU3d": "Convolution",
+        "torch.conv_transpose1d": "Convolution",
+        "F.linear+nn.Tanh": "Linear",
+        "nn.Linear+nn.BatchNorm1d": "Linear",
+        "nn.BatchNorm2d+F.relu": "Normalization",
+        "operator.add": "Arithmetic",
+        "operator.mul+torch.relu": "Arithmetic",
+        ".relu_": "Activation",
+        "F.relu6": "Activation",
+        "nn.LSTM": "Recurrent",
+        "torch.adaptive_avg_pool1d": "Pooling",
+        "F.pad": "Shape and copy",
+        "nn.UpsamplingNearest2d": "Resampling",
+        "nn.EmbeddingBag": "Embedding",
+        "npu.Convoluted": OTHER,
+        "": OTHER,
+    }
     assert {pattern: find_family(pattern) for pattern in spelled} == spelled
 
 

@@ -8,11 +8,25 @@ from reports.html import build_report, render_html
 from tests.reports.pages import Page
 
 NAME = "model/own/nets:make/ptq"
-STEM = {"node": "stem", "pattern": "nn.Conv2d", "dtypes": "in=quint8", "multiplications": 900, "alone_db": 41.26,
-        "accumulated_db": 40.0, "verdict": "VERIFIED"}  # fmt: skip
+STEM = {
+    "node": "stem",
+    "pattern": "nn.Conv2d",
+    "dtypes": "in=quint8",
+    "multiplications": 900,
+    "alone_db": 41.26,
+    "accumulated_db": 40.0,
+    "verdict": "VERIFIED",
+}
 BEND = {"node": "bend", "pattern": "nn.Softsign", "reason": "no pattern of the config", "alone_db": 44.0}
-LAST = {"node": "last", "pattern": "nn.Linear", "dtypes": "in=quint8", "multiplications": 100, "alone_db": 52.0,
-        "accumulated_db": "inf", "verdict": "REFUTED"}  # fmt: skip
+LAST = {
+    "node": "last",
+    "pattern": "nn.Linear",
+    "dtypes": "in=quint8",
+    "multiplications": 100,
+    "alone_db": 52.0,
+    "accumulated_db": "inf",
+    "verdict": "REFUTED",
+}
 DEPLOYMENT = {
     "qconfigs": "the model's own QConfigMapping",
     "parts": [STEM, BEND, LAST],

@@ -18,9 +18,12 @@ def test_short_values_are_facts_under_labels_for_readers() -> None:
         {"change": "batch", "count": 3, "bound_lsb": 0.25, "nondeterministic": True, "cases not tried": 4, "off": False}
     )
     assert found.facts == {
-        "Change": "batch", "Count": "3", "Bound of the whole model, in LSB": "0.25", "Varies by chance": "yes",
+        "Change": "batch",
+        "Count": "3",
+        "Bound of the whole model, in LSB": "0.25",
+        "Varies by chance": "yes",
         "Cases not tried": "4",
-    }  # fmt: skip
+    }
     assert found.folds == {}
 
 
@@ -31,8 +34,9 @@ def test_what_has_a_table_of_its_own_or_says_nothing_is_left_out() -> None:
 
 def test_lists_and_mappings_are_laid_out_entry_by_entry() -> None:
     assert select_details({"others": ["one", 2], "alone": {"conv1": "REFUTED", "n": None}}).folds == {
-        "Other cases that fail (2)": "one\n2", "Patterns that fail alone": "conv1: REFUTED\nn: -",
-    }  # fmt: skip
+        "Other cases that fail (2)": "one\n2",
+        "Patterns that fail alone": "conv1: REFUTED\nn: -",
+    }
     [(label, text)] = select_details({"others": ["x"] * 70}).folds.items()
     assert label == "Other cases that fail (70)"
     assert text.splitlines() == [*"x" * MOST_LISTED, "… and 20 more, in results.jsonl"]

@@ -95,8 +95,12 @@ def test_added_and_removed_are_no_regressions_and_the_worst_come_first(runs: Any
     )
     rows = compare_runs(old, new).rows
     assert [(row.name, row.change.value) for row in rows] == [
-        ("bad", "regressed"), ("gone", "removed"), ("new", "added"), ("good", "improved"), ("same", "unchanged"),
-    ]  # fmt: skip
+        ("bad", "regressed"),
+        ("gone", "removed"),
+        ("new", "added"),
+        ("good", "improved"),
+        ("same", "unchanged"),
+    ]
     assert not compare_runs(new, runs.results([runs.claim("same")])).regressed
 
 
@@ -147,8 +151,9 @@ def test_an_incomplete_run_does_not_pass_the_gate(runs: Any) -> None:
 def test_what_the_runs_themselves_differ_in_is_said(runs: Any) -> None:
     found = compare_runs(runs.results([runs.claim()], seed=1), runs.results([runs.claim()], torch="2.14.0"))
     assert found.basis == (
-        "torch: 2.13.0+cpu in the old run, 2.14.0 in the new one", "seed: 1 in the old run, 7 in the new one",
-    )  # fmt: skip
+        "torch: 2.13.0+cpu in the old run, 2.14.0 in the new one",
+        "seed: 1 in the old run, 7 in the new one",
+    )
 
 
 def test_the_command_ends_with_1_on_a_regression_alone(runs: Any, capsys: Any) -> None:

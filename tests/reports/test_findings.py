@@ -16,9 +16,10 @@ CAPTION = "Accepted deviations, by finding or reason; the first to expire first"
 def waived(runs: Any, made: Any, *waivers: dict[str, Any], **header: Any) -> Results:
     """A run with a claim for each of these waivers."""
     rows = [
-        row for n, each in enumerate(waivers)
+        row
+        for n, each in enumerate(waivers)
         for row in runs.refuted(f"c{n}", pattern=f"nn.Op{n}", waived=True, waiver=made.waiver | each)
-    ]  # fmt: skip
+    ]
     results: Results = runs.results(rows, **header)
     return results
 
@@ -26,10 +27,13 @@ def waived(runs: Any, made: Any, *waivers: dict[str, Any], **header: Any) -> Res
 def test_a_finding_is_one_row_and_so_is_a_reason_without_one(runs: Any, made: Any) -> None:
     named = {"reason": "by name", "findings": ["e.md#1"], "url": None}
     waivers = (
-        {"max_lsb": 128.0}, {"max_lsb": 255.0}, {"max_lsb": None, "expires": "2026-12-31"},  # of one reason
-        named, named | {"reason": "otherwise", "max_lsb": None, "expires": "2027-12-31"},
+        {"max_lsb": 128.0},
+        {"max_lsb": 255.0},
+        {"max_lsb": None, "expires": "2026-12-31"},  # of one reason
+        named,
+        named | {"reason": "otherwise", "max_lsb": None, "expires": "2027-12-31"},
         {"reason": "by name", "max_lsb": "inf"},
-    )  # fmt: skip
+    )
     results = waived(runs, made, *waivers, findings=TEXTS, started="2026-12-01T00:00:00+00:00")
     rows = list(collect_waivers(results).values())
     assert [(row.reasons, row.covered, row.bound, row.expires, row.days) for row in rows] == [
@@ -76,8 +80,10 @@ def test_the_row_of_a_waiver_has_the_text_folded_and_a_claim_leads_there(runs: A
     )
     found = Page(html)
     assert [row[1] for row in found.tables[CAPTION]] == [
-        "finding", f"{evil}Two products at {evil} most. gone.md", evil,
-    ]  # fmt: skip
+        "finding",
+        f"{evil}Two products at {evil} most. gone.md",
+        evil,
+    ]
     assert '<details class="finding" id="finding-1"><summary>Sums &lt;script&gt;' in html
     assert found.links().count("#finding-1") == 1
     assert {"#waiver-1", "#waiver-2"} <= set(found.links()) and {"waiver-1", "waiver-2"} <= set(found.ids())

@@ -22,8 +22,12 @@ def test_the_worst_twenty_are_shown_and_the_others_counted(runs: Any) -> None:
 
 def test_no_text_is_markup(runs: Any, made: Any) -> None:
     check, claim = runs.refuted(EVIL, reason=EVIL)
-    rows = [check | {"message": EVIL, "rule": EVIL}, claim, runs.claim("u", verdict="UNEXERCISED", reason=EVIL),
-            made.model(EVIL, verdict="REFUTED", reason=EVIL)]  # fmt: skip
+    rows = [
+        check | {"message": EVIL, "rule": EVIL},
+        claim,
+        runs.claim("u", verdict="UNEXERCISED", reason=EVIL),
+        made.model(EVIL, verdict="REFUTED", reason=EVIL),
+    ]
     shard = {"place": 2, "of": 8}  # the line is there; it can hold no text
     header = {"backend": EVIL, "config_name": EVIL, "cpu": EVIL, "shard": shard, "versions": {EVIL: EVIL}}
     text = markdown(runs.results(rows, **header))

@@ -31,8 +31,10 @@ def claim(runs: Any, number: int) -> list[Any]:
 
 
 WHOLE = {
-    "claims_in_config": 12, "pairs": 5, "claims_sha256": digest_ids(f"claim {number:02}" for number in range(12)),
-}  # fmt: skip
+    "claims_in_config": 12,
+    "pairs": 5,
+    "claims_sha256": digest_ids(f"claim {number:02}" for number in range(12)),
+}
 
 
 def test_a_shard_that_has_lost_rows_is_refused(runs: Any) -> None:

@@ -64,8 +64,10 @@ def test_ratios_have_a_bin_every_five_decibels_the_empty_ones_too(runs: Any) -> 
     bars = {bar.label.partition(" ")[0]: bar.x + bar.width / 2 for bar in drawing.bars}
     assert len(labels) > 5 and all(x == pytest.approx(bars[name]) for name, x in labels.items())
     assert [text.text for text in drawing.texts if text.kind == "tick" and text.turns] == [
-        "only error", "undefined", "no error",
-    ]  # fmt: skip
+        "only error",
+        "undefined",
+        "no error",
+    ]
 
 
 def test_the_bins_of_ratios_that_lie_far_apart_are_wider_and_few(runs: Any) -> None:
@@ -81,16 +83,28 @@ def test_a_run_without_any_error_has_its_bar_and_one_without_numbers_no_plot(run
 def test_counts_above_bars_are_short() -> None:
     numbers = (0, 7, 999, 1234, 9999, 10_000, 36_218, 121_738_198, 50_000_000, 2_000_000_000)
     assert [shorten_count(number) for number in numbers] == [
-        "0", "7", "999", "1,234", "9,999", "10k", "36.2k", "121.7M", "50M", "2G",
-    ]  # fmt: skip
+        "0",
+        "7",
+        "999",
+        "1,234",
+        "9,999",
+        "10k",
+        "36.2k",
+        "121.7M",
+        "50M",
+        "2G",
+    ]
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
 
 LAYERS: tuple[tuple[str, str, float | str | None], ...] = (
-    ("stem", "VERIFIED", 52.5), ("pool", "VERIFIED", "inf"), ("deep", "REFUTED", 8.75), ("raises", "CRASHED", None),
+    ("stem", "VERIFIED", 52.5),
+    ("pool", "VERIFIED", "inf"),
+    ("deep", "REFUTED", 8.75),
+    ("raises", "CRASHED", None),
     ("last", "VERIFIED", 41.0),
-)  # fmt: skip
+)
 
 
 def model_of(made: Any, name: str, *layers: tuple[str, str, float | str | None], **changes: Any) -> Row:

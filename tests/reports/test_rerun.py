@@ -23,10 +23,13 @@ CHANCE = {"outcome": "fail", "verdict": "REFUTED", "evidence": {"nondeterministi
 def run_of(runs: Any, *names: str, header: dict[str, Any] | None = None, c1: dict[str, Any] | None = None) -> Results:
     """A run of some of three claims, of which the second is another where a test asks."""
     rows = [
-        row for name in names
-        for row in (runs.check(name, **((c1 or {}).get("check", {}) if name == "c1" else {})),
-                    runs.claim(name, **((c1 or {}).get("claim", {}) if name == "c1" else {})))
-    ]  # fmt: skip
+        row
+        for name in names
+        for row in (
+            runs.check(name, **((c1 or {}).get("check", {}) if name == "c1" else {})),
+            runs.claim(name, **((c1 or {}).get("claim", {}) if name == "c1" else {})),
+        )
+    ]
     of_all = {"claims_in_config": 3, "claims_sha256": digest_ids(NAMES), "pairs": 1}
     selected = {} if names == NAMES else {"options": {"claim": list(names)}}
     made: Results = runs.results(rows, **of_all | selected | (header or {}))
@@ -40,14 +43,20 @@ def test_the_same_again_is_nothing_to_say(runs: Any) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ({}, {"check": {"outcome": "fail", "verdict": "REFUTED"}, "claim": {"verdict": "REFUTED"}},
-         "c1: regressed when it was run again: passed before"),
-        ({"check": {"outcome": "fail", "verdict": "REFUTED"}, "claim": {"verdict": "REFUTED", "waived": True}}, {},
-         "c1: improved when it was run again: was REFUTED"),
+        (
+            {},
+            {"check": {"outcome": "fail", "verdict": "REFUTED"}, "claim": {"verdict": "REFUTED"}},
+            "c1: regressed when it was run again: passed before",
+        ),
+        (
+            {"check": {"outcome": "fail", "verdict": "REFUTED"}, "claim": {"verdict": "REFUTED", "waived": True}},
+            {},
+            "c1: improved when it was run again: was REFUTED",
+        ),
         ({}, {"claim": {"max_lsb": 0.25}}, "c1: changed when it was run again: LSB was 0.4996, is 0.25"),
         ({"check": CHANCE, "claim": {"verdict": "REFUTED"}}, {}, "c1: improved when it was run again: was REFUTED"),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_gives_otherwise_does_not_hold(runs: Any, old: Any, new: Any, told: str) -> None:
     found = rerun.compare_rerun(run_of(runs, *NAMES, c1=old), run_of(runs, "c1", c1=new))
     assert (found.problems, found.doubts) == ([told], [])
@@ -108,14 +117,25 @@ def test_a_rerun_is_a_run_of_the_suite_by_the_options_of_the_first(
     runs: Any, asked: Callable[..., tuple[list[str], float]], tmp_path: Path
 ) -> None:
     given = {
-        "backend": "my.npu:Npu", "claim_timeout": 90.0, "max_examples": 3, "isa": "avx2", "allow_quality": True,
+        "backend": "my.npu:Npu",
+        "claim_timeout": 90.0,
+        "max_examples": 3,
+        "isa": "avx2",
+        "allow_quality": True,
         "without_execution_evidence": False,
-    }  # fmt: skip
+    }
     words, seconds = asked(run_of(runs, *NAMES, header={"options": given}), tmp_path)
     assert words == [
-        "--backend=my.npu:Npu", "--seed=7", "--profile=quick", "--no-waivers", "--claim-timeout=90.0",
-        "--max-examples=3", "--isa=avx2", "--allow-quality", "--claim=c1",
-    ]  # fmt: skip
+        "--backend=my.npu:Npu",
+        "--seed=7",
+        "--profile=quick",
+        "--no-waivers",
+        "--claim-timeout=90.0",
+        "--max-examples=3",
+        "--isa=avx2",
+        "--allow-quality",
+        "--claim=c1",
+    ]
     assert seconds == 300 + 2 * 90
     waived = {"waivers": {"file": "w.toml", "sha256": "ab"}, "options": {"claim_timeout": 1e9}}
     (tmp_path / WAIVERS).write_text("[]")

@@ -24,12 +24,21 @@ scalar = st.none() | st.booleans() | st.integers(-9, 9) | text
 verdict = st.sampled_from([v.value for v in VERDICTS])
 claim_rows = st.fixed_dictionaries(
     {
-        "kind": st.just("claim"), "claim": text, "pattern": text, "dtype_config": text,
-        "flow": st.sampled_from(["ptq", "qat"]), "scheme": text, "verdict": verdict, "waived": st.booleans(),
-        "reason": text, "max_lsb": lsb, "repro": text, "seconds": number,
+        "kind": st.just("claim"),
+        "claim": text,
+        "pattern": text,
+        "dtype_config": text,
+        "flow": st.sampled_from(["ptq", "qat"]),
+        "scheme": text,
+        "verdict": verdict,
+        "waived": st.booleans(),
+        "reason": text,
+        "max_lsb": lsb,
+        "repro": text,
+        "seconds": number,
     },
     optional={"decisions": st.lists(st.dictionaries(text, scalar, max_size=3), min_size=1, max_size=3)},
-)  # fmt: skip
+)
 some_text = st.text(min_size=1, max_size=20)
 wheres = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("case", "input", "change", "detail"), some_text) | {"output": st.integers(0, 9)}
@@ -40,19 +49,31 @@ statistics = st.fixed_dictionaries(
 evidence = st.fixed_dictionaries(
     {"own": scalar},
     optional={
-        "where": wheres, "expected": st.lists(number), "found": st.lists(st.integers(-9, 9)), "traceback": text,
-        "index": st.lists(st.lists(st.integers(0, 9))), "float_ops": st.lists(text),
+        "where": wheres,
+        "expected": st.lists(number),
+        "found": st.lists(st.integers(-9, 9)),
+        "traceback": text,
+        "index": st.lists(st.lists(st.integers(0, 9))),
+        "float_ops": st.lists(text),
         "qparams": st.dictionaries(text, st.dictionaries(text, scalar, max_size=2), max_size=2),
     },
-)  # fmt: skip
+)
 check_rows = st.fixed_dictionaries(
     {
-        "kind": st.just("check"), "claim": text, "stage": text, "rule": text, "verdict": verdict,
-        "outcome": st.sampled_from(["pass", "fail", "error", "skip"]), "message": text, "max_lsb": lsb,
-        "slack_lsb": lsb, "cases": st.none() | st.integers(0, 99), "seconds": number,
+        "kind": st.just("check"),
+        "claim": text,
+        "stage": text,
+        "rule": text,
+        "verdict": verdict,
+        "outcome": st.sampled_from(["pass", "fail", "error", "skip"]),
+        "message": text,
+        "max_lsb": lsb,
+        "slack_lsb": lsb,
+        "cases": st.none() | st.integers(0, 99),
+        "seconds": number,
     },
     optional={"evidence": evidence, "statistics": statistics, "failing": st.integers(1, 99)},
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow
@@ -150,9 +171,11 @@ def test_a_run_in_which_everything_passes_that_ended_as_fail_says_so(runs: Any) 
 
 def test_pairs_are_distinct_and_in_order(runs: Any) -> None:
     rows = [
-        runs.claim("a"), runs.claim("b", pattern="torch.cat"), runs.claim("c", flow="qat"),
+        runs.claim("a"),
+        runs.claim("b", pattern="torch.cat"),
+        runs.claim("c", flow="qat"),
         runs.claim("d", dtype_config="in=qint8"),
-    ]  # fmt: skip
+    ]
     results = runs.results(rows)
     dtype = results.claims[0].dtype_config
     assert results.pairs == (("nn.Linear", dtype), ("torch.cat", dtype), ("nn.Linear", "in=qint8"))
@@ -161,9 +184,12 @@ def test_pairs_are_distinct_and_in_order(runs: Any) -> None:
 
 def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> None:
     rows = [
-        runs.claim("f", verdict="FALLBACK"), runs.claim("c", verdict="CRASHED"), runs.claim("v"),
-        runs.claim("w", verdict="TIMEOUT", waived=True), runs.claim("u", verdict="UNEXERCISED", reason=" "),
-    ]  # fmt: skip
+        runs.claim("f", verdict="FALLBACK"),
+        runs.claim("c", verdict="CRASHED"),
+        runs.claim("v"),
+        runs.claim("w", verdict="TIMEOUT", waived=True),
+        runs.claim("u", verdict="UNEXERCISED", reason=" "),
+    ]
     rows += [runs.claim(name, verdict="UNEXERCISED", reason="odd") for name in "xy"]
     results = runs.results(rows)
     assert [claim.claim for claim in results.failures()] == ["c", "f"]
@@ -229,8 +255,11 @@ def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
         (2, lambda row: "[1]", "expected a JSON object, found list"),
         (2, lambda row: row | {"kind": "verdict"}, "unknown kind of row 'verdict'; expected one of header"),
         (2, lambda row: row | {"kind": ["claim"]}, "unknown kind of row ['claim']"),
-        (2, lambda row: {k: v for k, v in row.items() if k not in ("pattern", "verdict")},
-         "claim row has no 'verdict', 'pattern'"),
+        (
+            2,
+            lambda row: {k: v for k, v in row.items() if k not in ("pattern", "verdict")},
+            "claim row has no 'verdict', 'pattern'",
+        ),
         (2, lambda row: row | {"verdict": "FINE"}, "'verdict' is 'FINE'; expected one of CRASHED, TIMEOUT"),
         (2, lambda row: row | {"verdict": ["FINE"]}, "'verdict' is ['FINE']"),
         (2, lambda row: row | {"waived": 1}, "'waived' is 1; expected true or false"),
@@ -246,7 +275,7 @@ def test_an_incomplete_footer_is_incomplete(runs: Any) -> None:
         (1, lambda row: row | {"versions": {"a": 1}}, "'versions.a' is 1; expected a string"),
         (3, lambda row: row | {"counts": {"FINE": 1}}, "'key of counts' is 'FINE'"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_line_is_named(runs: Any, line: int, damage: Callable[..., Any], message: str) -> None:
     path = runs.lines([runs.claim()])
     lines = path.read_text().splitlines()
@@ -305,10 +334,18 @@ def _header() -> dict[str, Any]:
     names = "suite_version suite_commit backend torch python platform cpu engine profile config_name started"
     row: dict[str, Any] = {name: name for name in [*names.split(), "config_sha256"]}
     numbers = dict.fromkeys(["seed", "claims", "claims_in_config", "pairs"], 3)
-    return row | numbers | {
-        "kind": "header", "schema": 2, "versions": {}, "cpu_flags": [], "options": {"deep": [{"a": None}]},
-        "representation": "DECOMPOSED",
-    }  # fmt: skip
+    return (
+        row
+        | numbers
+        | {
+            "kind": "header",
+            "schema": 2,
+            "versions": {},
+            "cpu_flags": [],
+            "options": {"deep": [{"a": None}]},
+            "representation": "DECOMPOSED",
+        }
+    )
 
 
 def _edited(path: Path, line: int, *, reseal: bool = True, **changes: Any) -> Results:

@@ -77,8 +77,10 @@ def test_checks_are_counted_by_rule_and_outcome(rows: list[Row], page: Page) -> 
         for rule in sorted(claims)
     ]
     assert [[row[0], *row[2:]] for row in table] == expected
-    failing = {rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule and c["outcome"] in ("fail", "error")}
-               for rule in claims}  # fmt: skip
+    failing = {
+        rule: {c["claim"] for c in of(rows, "check") if c["rule"] == rule and c["outcome"] in ("fail", "error")}
+        for rule in claims
+    }
     for row in table:
         count = len(failing[row[0]])
         assert (f"{count} claim{'s' if count != 1 else ''} with a check of it that fails" in row[1]) == bool(count)

@@ -26,9 +26,11 @@ def rows_of(runs: Any, made: Any, *, accepted: bool) -> list[Any]:
     """Two claims and a model that nothing shows, and a claim that numbers show."""
     silent = SILENT | {"accepted": accepted}
     return [
-        runs.claim("c0", execution="numbers", sureness="long sums are exact"), runs.claim("c1", **silent),
-        runs.claim("c2", **silent), made.model(**silent),
-    ]  # fmt: skip
+        runs.claim("c0", execution="numbers", sureness="long sums are exact"),
+        runs.claim("c1", **silent),
+        runs.claim("c2", **silent),
+        made.model(**silent),
+    ]
 
 
 @pytest.mark.rule("LOW-04")

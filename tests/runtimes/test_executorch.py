@@ -84,8 +84,10 @@ def test_the_delegate_says_what_it_computes_on_integers() -> None:
     x = image(1, 3, 6, 6)
     found = executed(reference_of(layers(), x), x)
     assert [each.partition(" ")[2] for each in found.quantized_ops] == [
-        "(Conv2d qint8)", "(MaxPooling2d qint8)", "(FullyConnected qint8)",
-    ]  # fmt: skip
+        "(Conv2d qint8)",
+        "(MaxPooling2d qint8)",
+        "(FullyConnected qint8)",
+    ]
     assert [each.partition(" ")[0] for each in found.float_fallbacks] == ["_3"], "flatten, which is not claimed"
 
 

@@ -20,9 +20,20 @@ class Difference(nn.Module):
     """Of the last of twelve inputs and the second: their order is not that of their names as texts."""
 
     def forward(
-        self, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor, g: Tensor, h: Tensor, i: Tensor,
-        j: Tensor, k: Tensor, m: Tensor,
-    ) -> Any:  # fmt: skip
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        e: Tensor,
+        f: Tensor,
+        g: Tensor,
+        h: Tensor,
+        i: Tensor,
+        j: Tensor,
+        k: Tensor,
+        m: Tensor,
+    ) -> Any:
         rest = a + c + d + e + f + g + h + i + j + k
         return m + b * -1.0, rest
 

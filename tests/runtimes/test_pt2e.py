@@ -23,18 +23,36 @@ from refimpl import BackendPatternConfig
 from refimpl.patterns import pattern_name
 
 X86: dict[str, tuple[Callable[[], Any], bool]] = {
-    "make_quantizer": (pt2e_x86.make_quantizer, False), "make_dynamic": (pt2e_x86.make_dynamic, False),
-    "make_qat": (pt2e_x86.make_qat, True), "make_dynamic_qat": (pt2e_x86.make_dynamic_qat, True),
-}  # fmt: skip
+    "make_quantizer": (pt2e_x86.make_quantizer, False),
+    "make_dynamic": (pt2e_x86.make_dynamic, False),
+    "make_qat": (pt2e_x86.make_qat, True),
+    "make_dynamic_qat": (pt2e_x86.make_dynamic_qat, True),
+}
 XNNPACK: dict[str, tuple[Callable[[], Any], bool]] = {
     name: (getattr(pt2e_xnnpack, name), "qat" in name)
     for name in (
-        "make_quantizer", "make_per_tensor", "make_dynamic", "make_dynamic_per_tensor", "make_qat",
-        "make_qat_per_tensor", "make_dynamic_qat", "make_dynamic_qat_per_tensor",
+        "make_quantizer",
+        "make_per_tensor",
+        "make_dynamic",
+        "make_dynamic_per_tensor",
+        "make_qat",
+        "make_qat_per_tensor",
+        "make_dynamic_qat",
+        "make_dynamic_qat_per_tensor",
     )
-}  # fmt: skip
-GLOBS = ("nn.Linear", "nn.Linear+nn.ReLU", "nnqat.Linear", "nni.LinearReLU", "nni.LinearBn1d", "torch.cat", "nn.Tanh",
-         "operator.mul", "nn.MaxPool2d", "nn.ReLU")  # fmt: skip
+}
+GLOBS = (
+    "nn.Linear",
+    "nn.Linear+nn.ReLU",
+    "nnqat.Linear",
+    "nni.LinearReLU",
+    "nni.LinearBn1d",
+    "torch.cat",
+    "nn.Tanh",
+    "operator.mul",
+    "nn.MaxPool2d",
+    "nn.ReLU",
+)
 
 
 def backend_of(name: str) -> Backend:

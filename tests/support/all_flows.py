@@ -50,9 +50,10 @@ def run(flow: str) -> dict[str, str]:
     prepared(x)
     prepared.eval()
     forms: dict[str, Callable[..., Any]] = {
-        "reference": refimpl.convert_to_reference_fx, "decomposed": refimpl.convert_to_reference_decomposed_fx,
+        "reference": refimpl.convert_to_reference_fx,
+        "decomposed": refimpl.convert_to_reference_decomposed_fx,
         "lowered": refimpl.convert_fx,
-    }  # fmt: skip
+    }
     with torch.no_grad():
         return {form: digest(convert(prepared)(x)) for form, convert in forms.items()}
 

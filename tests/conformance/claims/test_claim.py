@@ -92,8 +92,12 @@ def parsed(text: str) -> dict[str, Any]:
     """Read a constraint's name back."""
     name, _, inside = text.removesuffix("]").partition("[")
     found: dict[str, Any] = {"dtype": None if name == "*" else getattr(torch, name)}
-    keys = {"s>=": "scale_min_lower_bound", "s<=": "scale_max_upper_bound", "s=": "scale_exact_match",
-            "z=": "zero_point_exact_match"}  # fmt: skip
+    keys = {
+        "s>=": "scale_min_lower_bound",
+        "s<=": "scale_max_upper_bound",
+        "s=": "scale_exact_match",
+        "z=": "zero_point_exact_match",
+    }
     for part in inside.split(",") if inside else []:
         key = next((key for key in keys if part.startswith(key)), None)
         if key is None:
@@ -233,6 +237,12 @@ def test_the_digest_changes_with_every_setting_of_an_entry() -> None:
 def test_the_digest_changes_with_the_patterns_and_the_schemes() -> None:
     relu, sigmoid = (BackendPatternConfig(kind).add_dtype_config(U8) for kind in (nn.ReLU, nn.Sigmoid))
     config = BackendConfig("c").set_backend_pattern_configs([base()])
-    sets = [claims_of(), claims_of(relu), claims_of(relu, sigmoid), claims_of(sigmoid, relu), claims_of(base()),
-            enumerate_claims(config, Capabilities())]  # fmt: skip
+    sets = [
+        claims_of(),
+        claims_of(relu),
+        claims_of(relu, sigmoid),
+        claims_of(sigmoid, relu),
+        claims_of(base()),
+        enumerate_claims(config, Capabilities()),
+    ]
     assert len(set(map(config_digest, sets))) == len(sets)

@@ -23,10 +23,28 @@ from tests.conformance.support.planning import claims_of, planned
 
 ROOTS = (nn.Conv1d, nn.Conv3d, nn.Linear, F.linear, torch.conv2d, operator.add, torch.mul)
 ASKED = (
-    nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, nn.Hardswish, F.hardswish, nn.Hardsigmoid, F.hardsigmoid, nn.Sigmoid,
-    torch.sigmoid, "sigmoid", nn.SiLU, F.silu, nn.LeakyReLU, F.leaky_relu, nn.PReLU, F.prelu, torch.clamp, "clamp",
-    "relu", "tanh",
-)  # fmt: skip
+    nn.ReLU6,
+    F.relu6,
+    nn.Hardtanh,
+    F.hardtanh,
+    nn.Hardswish,
+    F.hardswish,
+    nn.Hardsigmoid,
+    F.hardsigmoid,
+    nn.Sigmoid,
+    torch.sigmoid,
+    "sigmoid",
+    nn.SiLU,
+    F.silu,
+    nn.LeakyReLU,
+    F.leaky_relu,
+    nn.PReLU,
+    F.prelu,
+    torch.clamp,
+    "clamp",
+    "relu",
+    "tanh",
+)
 
 
 def entry_of(root: Any, *followers: Any) -> BackendPatternConfig:
@@ -97,8 +115,10 @@ def _run(model: Any, number: int, step: Any, inputs: tuple[Tensor, ...]) -> Tens
 
 def test_limits_hold_for_what_follows_too() -> None:
     limits = {"nn.Hardtanh": {"min_val": (0.0,), "max_val": (6,)}}
-    for cases, ends in ((planned(claim_after(nn.Conv2d, nn.Hardtanh)), (-0.3, 0.7)),
-                        (planned(claim_after(nn.Conv2d, nn.Hardtanh), limits=limits), (0.0, 6))):  # fmt: skip
+    for cases, ends in (
+        (planned(claim_after(nn.Conv2d, nn.Hardtanh)), (-0.3, 0.7)),
+        (planned(claim_after(nn.Conv2d, nn.Hardtanh), limits=limits), (0.0, 6)),
+    ):
         module: Any = build_model(cases[0]).get_submodule("op1")
         assert (module.min_val, module.max_val) == ends
 

@@ -99,8 +99,11 @@ def test_directed_inputs_are_what_their_names_say() -> None:
 @pytest.mark.rule("NUM-01")
 def test_what_is_off_the_grid_is_at_no_tie_and_reaches_beyond_the_ends() -> None:
     grid = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
-    (drawn,) = [x for name, (x,) in draw_static_inputs(case(Input(shape=(40, 50))), [grid], directed=None, random=0)
-                if name.startswith("between")]  # fmt: skip
+    (drawn,) = [
+        x
+        for name, (x,) in draw_static_inputs(case(Input(shape=(40, 50))), [grid], directed=None, random=0)
+        if name.startswith("between")
+    ]
     position = grid.integers(drawn)
     away = (position - position.round()).abs()
     assert float(away.mean()) > 0 and float(away.max()) < 0.4

@@ -93,8 +93,11 @@ def test_models_hold_the_modules_that_the_pattern_names() -> None:
 @pytest.mark.slow
 @pytest.mark.rule("CFG-06")
 def test_patterns_that_add_a_second_input_add_it_where_they_say() -> None:
-    added = [claim for claim in claims_of("onednn") if isinstance(claim.entry.normal_pattern, tuple)
-             and MatchAllNode in leaves(claim.entry.normal_pattern)]  # fmt: skip
+    added = [
+        claim
+        for claim in claims_of("onednn")
+        if isinstance(claim.entry.normal_pattern, tuple) and MatchAllNode in leaves(claim.entry.normal_pattern)
+    ]
     orders: set[bool] = set()
     for claim in added:
         case = planned(claim)[0]

@@ -166,8 +166,10 @@ def test_in_training_the_observers_are_those_of_fake_quantizes() -> None:
     for make, kind in zip(made, (HistogramObserver, MinMaxObserver), strict=True):
         fake: Any = make()
         assert type(fake) is FakeQuantize and type(fake.activation_post_process) is kind
-    own = QConfig(FakeQuantize.with_args(observer=HistogramObserver), FakeQuantize.with_args(
-        observer=MinMaxObserver, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric))  # fmt: skip
+    own = QConfig(
+        FakeQuantize.with_args(observer=HistogramObserver),
+        FakeQuantize.with_args(observer=MinMaxObserver, dtype=torch.qint8, qscheme=torch.per_tensor_symmetric),
+    )
     claim = claim_on(Observed(own), "nn.Linear", "per_tensor_symmetric", "qat")
     assert qconfig_for(claim) == own, "one that is a fake quantize stays"
 

@@ -35,8 +35,13 @@ STATIC = DTypeConfig(torch.quint8, torch.quint8, BOUNDED, torch.float)
 DYNAMIC = DTypeConfig(torch.quint8, torch.float, torch.qint8, torch.float, is_dynamic=True)
 HALF = DTypeConfig(torch.float16, torch.float16, torch.float16, torch.float16)
 WEIGHT_ONLY = DTypeConfig(torch.float32, torch.float32, torch.quint4x2)
-SIGMOID = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=255,
-                               scale_exact_match=1 / 256, zero_point_exact_match=0)  # fmt: skip
+SIGMOID = DTypeWithConstraints(
+    dtype=torch.quint8,
+    quant_min_lower_bound=0,
+    quant_max_upper_bound=255,
+    scale_exact_match=1 / 256,
+    zero_point_exact_match=0,
+)
 FIXED = DTypeConfig(SIGMOID, SIGMOID)
 
 
@@ -63,17 +68,22 @@ def settings(observer: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("dtypes", "kind"),
     (
-        (STATIC, Kind.STATIC), (FIXED, Kind.FIXED), (DTypeConfig(SIGMOID, torch.quint8), Kind.FIXED),
+        (STATIC, Kind.STATIC),
+        (FIXED, Kind.FIXED),
+        (DTypeConfig(SIGMOID, torch.quint8), Kind.FIXED),
         (DTypeConfig(torch.quint8, SIGMOID), Kind.FIXED),
         (DTypeConfig(DTypeWithConstraints(torch.quint8, scale_exact_match=0.5), torch.quint8), Kind.STATIC),
         (DTypeConfig(DTypeWithConstraints(torch.quint8, zero_point_exact_match=0), torch.quint8), Kind.STATIC),
-        (DYNAMIC, Kind.DYNAMIC), (HALF, Kind.FLOAT16),
+        (DYNAMIC, Kind.DYNAMIC),
+        (HALF, Kind.FLOAT16),
         (DTypeConfig(torch.float16, torch.float, torch.float16, torch.float, is_dynamic=True), Kind.FLOAT16),
-        (WEIGHT_ONLY, Kind.WEIGHT_ONLY), (DTypeConfig(None, None, torch.qint8), Kind.WEIGHT_ONLY),
-        (DTypeConfig(torch.float32, torch.float32), Kind.OTHER), (DTypeConfig(torch.bfloat16), Kind.OTHER),
+        (WEIGHT_ONLY, Kind.WEIGHT_ONLY),
+        (DTypeConfig(None, None, torch.qint8), Kind.WEIGHT_ONLY),
+        (DTypeConfig(torch.float32, torch.float32), Kind.OTHER),
+        (DTypeConfig(torch.bfloat16), Kind.OTHER),
     ),
     ids=str,
-)  # fmt: skip
+)
 def test_kinds(dtypes: DTypeConfig, kind: Kind) -> None:
     assert kind_of(dtypes) is kind
 
@@ -90,10 +100,12 @@ def test_a_static_qconfig_is_exactly_on_the_bounds() -> None:
 
 @pytest.mark.rule("DTY-03")
 def test_an_activation_keeps_the_bounds_of_input_and_output_both() -> None:
-    narrow = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=3, quant_max_upper_bound=200,
-                                  scale_min_lower_bound=2.0**-12)  # fmt: skip
-    other = DTypeWithConstraints(dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127,
-                                 scale_min_lower_bound=2.0**-9)  # fmt: skip
+    narrow = DTypeWithConstraints(
+        dtype=torch.quint8, quant_min_lower_bound=3, quant_max_upper_bound=200, scale_min_lower_bound=2.0**-12
+    )
+    other = DTypeWithConstraints(
+        dtype=torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=127, scale_min_lower_bound=2.0**-9
+    )
     activation, _ = qconfig(claim_of(DTypeConfig(narrow, other), pattern=nn.ReLU))
     assert (activation.quant_min, activation.quant_max, float(activation.eps)) == (3, 127, 2.0**-9)
 
@@ -166,8 +178,10 @@ def test_a_weight_that_alone_is_quantized_has_a_row_of_qparams_each() -> None:
     assert type(activation) is PlaceholderObserver and activation.dtype is torch.float32
     assert type(weight) is PerChannelMinMaxObserver
     assert (weight.dtype, weight.qscheme, weight.ch_axis) == (
-        torch.quint4x2, torch.per_channel_affine_float_qparams, 0,
-    )  # fmt: skip
+        torch.quint4x2,
+        torch.per_channel_affine_float_qparams,
+        0,
+    )
 
 
 @pytest.mark.rule("DTY-05")

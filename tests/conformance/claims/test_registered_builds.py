@@ -79,9 +79,12 @@ def squared(size: int = 7, rank: int = 2) -> nn.Module:
 
 def test_a_builder_with_variants_is_called_with_each_and_so_are_its_inputs() -> None:
     register(
-        Squared, squared, lambda size, rank: [(size,) * rank],
-        variants=[{"size": 7, "rank": 2}, {"size": 8, "rank": 2}, {"size": 7, "rank": 4}], roundings=1,
-    )  # fmt: skip
+        Squared,
+        squared,
+        lambda size, rank: [(size,) * rank],
+        variants=[{"size": 7, "rank": 2}, {"size": 8, "rank": 2}, {"size": 7, "rank": 4}],
+        roundings=1,
+    )
     cases = planned(claim_of(BackendPatternConfig(Squared)))
     shapes = {case.variant: (case.inputs[0].shape, case.varied) for case in cases}
     assert shapes == {

@@ -307,9 +307,18 @@ def test_jobs_and_measurements() -> None:
     made = jobs(small_config(), backend.capabilities(), "full")
     assert [job.id for job in made] == [
         f"fact/fingerprint/{name}"
-        for name in ("linear", "conv2d", "depthwise_conv2d", "add", "mul", "quantize", "avg_pool2d",
-                     "adaptive_avg_pool2d", "cat")
-    ]  # fmt: skip
+        for name in (
+            "linear",
+            "conv2d",
+            "depthwise_conv2d",
+            "add",
+            "mul",
+            "quantize",
+            "avg_pool2d",
+            "adaptive_avg_pool2d",
+            "cat",
+        )
+    ]
     found = list(made[3].run(bench_of(backend)))
     measurements = [each for each in found if isinstance(each, Measurement)]
     assert measurements == found

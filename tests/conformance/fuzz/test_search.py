@@ -249,9 +249,11 @@ def test_a_kernel_of_qnnpack_that_is_missing_shows_in_a_script(tmp_path: Path) -
     """It has none for qint8, of a function with a weight."""
     bench = bench_of(QnnpackBackend(), "qnnpack")
     case = Case(
-        name="wrong", build=lambda: OneInput([_convolution()]), inputs=(Input(shape=(1, 2, 7, 6)),),
+        name="wrong",
+        build=lambda: OneInput([_convolution()]),
+        inputs=(Input(shape=(1, 2, 7, 6)),),
         regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)
     setup = replace(PTQ, activation=torch.qint8)

@@ -60,9 +60,14 @@ def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
     options = ("--backend=fakes:Good", "--profile=quick", "--claim=nn.Linear/*", f"--report-dir={tmp_path / 'report'}")
     environment = clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path / "suite", FAKES)))}
     done = subprocess.run(
-        [sys.executable, *words, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        [sys.executable, *words, *options],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=300,
-    )  # fmt: skip
+    )
     assert done.returncode == 0 and "PLANTED" not in done.stdout + done.stderr, done.stdout + done.stderr
     before = list_cached(tmp_path / "suite")
     assert before <= set(FIRST), before

@@ -43,8 +43,24 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def test_what_the_suite_is_and_needs_is_not_foreign() -> None:
-    roots = {"torch", "numpy", "pytest", "_pytest", "xdist", "hypothesis", "jinja2", "markupsafe", "sympy",
-             "conformance", "refimpl", "backends", "reports", "json", "encodings", "_distutils_hack"}  # fmt: skip
+    roots = {
+        "torch",
+        "numpy",
+        "pytest",
+        "_pytest",
+        "xdist",
+        "hypothesis",
+        "jinja2",
+        "markupsafe",
+        "sympy",
+        "conformance",
+        "refimpl",
+        "backends",
+        "reports",
+        "json",
+        "encodings",
+        "_distutils_hack",
+    }
     assert list_foreign_code(name for name in sys.modules if name.partition(".")[0] in roots) == []
 
 
@@ -63,8 +79,9 @@ def test_plugins_are_named_though_sys_modules_has_lost_them(
     plugins = [make("conftest"), make("meddling", "class Plugin:\n    pass\n")]
     del sys.modules["conftest"]
     assert list_foreign_code([], [*plugins, plugins[1].Plugin(), object(), pytest]) == [
-        f"conftest.py of {tmp_path}", "pytest plugin meddling (meddling.py)",
-    ]  # fmt: skip
+        f"conftest.py of {tmp_path}",
+        "pytest plugin meddling (meddling.py)",
+    ]
 
 
 def test_what_is_installed_is_named_by_its_version_once(make: Make, tmp_path: Path) -> None:

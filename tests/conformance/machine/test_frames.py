@@ -57,9 +57,15 @@ def test_a_frame_that_comes_byte_by_byte_ends_at_the_limit(ends: tuple[socket.so
 
 @pytest.mark.parametrize(
     ("head", "data"),
-    [(b"not json", b""), (b"[]", b""), (b'{"sizes": [3]}', b"x"), (b'{"sizes": [-1, 2]}', b"x"),
-     (b'{"sizes": "x"}', b"x"), (b"[" * 100_000, b"")],
-)  # fmt: skip
+    [
+        (b"not json", b""),
+        (b"[]", b""),
+        (b'{"sizes": [3]}', b"x"),
+        (b'{"sizes": [-1, 2]}', b"x"),
+        (b'{"sizes": "x"}', b"x"),
+        (b"[" * 100_000, b""),
+    ],
+)
 def test_what_is_no_frame_is_said(ends: tuple[socket.socket, socket.socket], head: bytes, data: bytes) -> None:
     ours, theirs = ends
     theirs.sendall(struct.pack(">IQ", len(head), len(data)) + head + data)

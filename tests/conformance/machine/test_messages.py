@@ -29,27 +29,61 @@ from reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 
 CHECK = Check(
-    claim="a/b", stage="numerics", rule="NUM-03", outcome="fail", verdict=Verdict.REFUTED, message="größer\n2 ≥ 1",
-    max_lsb="inf", slack_lsb=0.25, cases=3, seconds=0.5, failing=2,
-    evidence=evidence({
-        "where": Where(case="default", input="ends", output=1, change="batch", detail="9 rows"), "expected": [0.5, 2],
-        "found": ["nan", -(2**40)], "index": [[0, 1], []], "qparams": {"input 0": {"scale": 0.5}}, "cases not tried": 3,
-    }),
+    claim="a/b",
+    stage="numerics",
+    rule="NUM-03",
+    outcome="fail",
+    verdict=Verdict.REFUTED,
+    message="größer\n2 ≥ 1",
+    max_lsb="inf",
+    slack_lsb=0.25,
+    cases=3,
+    seconds=0.5,
+    failing=2,
+    evidence=evidence(
+        {
+            "where": Where(case="default", input="ends", output=1, change="batch", detail="9 rows"),
+            "expected": [0.5, 2],
+            "found": ["nan", -(2**40)],
+            "index": [[0, 1], []],
+            "qparams": {"input 0": {"scale": 0.5}},
+            "cases not tried": 3,
+        }
+    ),
     statistics=Statistics(distances=[3, 0, 1], sqnr_db="-inf"),
-)  # fmt: skip
+)
 WAIVER = Waiver(reason="known", url=None, expires="2027-01-31", max_lsb=2.0)
 CLAIM = ClaimResult(
-    claim="a/b", pattern="a", dtype_config="b", flow="qat", scheme="per_tensor", verdict=Verdict.REFUTED, waived=True,
-    reason="off", failing=None, decisions=[{"node": "x", "count": 1, "share": 0.5, "is": True, "why": None}],
-    waiver=WAIVER, graphs={"float model": "x = input"}, script="import torch\n",
-)  # fmt: skip
+    claim="a/b",
+    pattern="a",
+    dtype_config="b",
+    flow="qat",
+    scheme="per_tensor",
+    verdict=Verdict.REFUTED,
+    waived=True,
+    reason="off",
+    failing=None,
+    decisions=[{"node": "x", "count": 1, "share": 0.5, "is": True, "why": None}],
+    waiver=WAIVER,
+    graphs={"float model": "x = input"},
+    script="import torch\n",
+)
 MODEL = ModelResult(
-    model="model/unet/ptq", verdict=Verdict.QUALITY, rule="NUM-03", reason="0.6 LSB", cases=2, waiver=WAIVER,
+    model="model/unet/ptq",
+    verdict=Verdict.QUALITY,
+    rule="NUM-03",
+    reason="0.6 LSB",
+    cases=2,
+    waiver=WAIVER,
     evidence=evidence({"where": Where(case="batch 0"), "float_ops": ["relu"]}),
     statistics=Statistics(
-        sqnr_db=38.5, layers=[Layer(node="up1", pattern="nn.Conv2d", verdict=Verdict.CRASHED), Layer(
-            node="relu", pattern="nn.ReLU", verdict=Verdict.VERIFIED, sqnr_db="inf")]),
-)  # fmt: skip
+        sqnr_db=38.5,
+        layers=[
+            Layer(node="up1", pattern="nn.Conv2d", verdict=Verdict.CRASHED),
+            Layer(node="relu", pattern="nn.ReLU", verdict=Verdict.VERIFIED, sqnr_db="inf"),
+        ],
+    ),
+)
 SENT: tuple[Message, ...] = (
     CHECK,
     CLAIM,
@@ -84,8 +118,11 @@ def test_what_differs_between_processes_is_left_out() -> None:
 
 def test_no_path_of_the_machine_is_in_a_message() -> None:
     """Where a package, Python and the suite stand differs from machine to machine; what is in them does not."""
-    files = {torch.__file__: "torch/__init__.py", json.__file__: "json/__init__.py",
-             fakes.__file__: "tests/conformance/support/fake_backends/fakes.py"}  # fmt: skip
+    files = {
+        torch.__file__: "torch/__init__.py",
+        json.__file__: "json/__init__.py",
+        fakes.__file__: "tests/conformance/support/fake_backends/fakes.py",
+    }
     for path, kept in files.items():
         sent = replace(CHECK, evidence=evidence({"traceback": f'File "{path}", line 3'}))
         assert make_portable(sent).evidence == {"traceback": f'File "{kept}", line 3'}

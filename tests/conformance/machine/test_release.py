@@ -67,8 +67,13 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_clean_checkout_is_of_its_commit(checkout: Path) -> None:
     """Beside it may lie what nothing imports: what a run wrote, Python's caches, a folder of the user's."""
-    for name in ("results.jsonl", "conformance/__pycache__/judge.cpython-311.pyc", "build/lib/conformance/judge.py",
-                 ".venv/lib/torch.py", "conformance/gone/__pycache__/__init__.cpython-311.pyc"):  # fmt: skip
+    for name in (
+        "results.jsonl",
+        "conformance/__pycache__/judge.cpython-311.pyc",
+        "build/lib/conformance/judge.py",
+        ".venv/lib/torch.py",
+        "conformance/gone/__pycache__/__init__.cpython-311.pyc",
+    ):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         (checkout / name).write_text("")
     assert read_suite_commit(checkout) == git(checkout, "rev-parse", "HEAD")

@@ -94,9 +94,17 @@ def run(op: Any, arguments: dict[str, Any]) -> list[Tensor]:
 
 # What does not show in the numbers: where they are stored, what is only checked, and what counts in training.
 SILENT = {
-    "inplace", "memory_format", "output_size", "p", "training", "recompute_scale_factor", "dropout", "padding_idx",
-    "scale_grad_by_freq", "sparse",
-}  # fmt: skip
+    "inplace",
+    "memory_format",
+    "output_size",
+    "p",
+    "training",
+    "recompute_scale_factor",
+    "dropout",
+    "padding_idx",
+    "scale_grad_by_freq",
+    "sparse",
+}
 
 
 @pytest.mark.slow

@@ -139,10 +139,14 @@ QAT_QCONFIG = QConfig(
 ROWS_QCONFIG = QConfig(
     activation=PlaceholderObserver,
     weight=FakeQuantize.with_args(
-        observer=MovingAveragePerChannelMinMaxObserver, dtype=torch.quint8, ch_axis=0,
-        qscheme=torch.per_channel_affine_float_qparams, quant_min=0, quant_max=255,
+        observer=MovingAveragePerChannelMinMaxObserver,
+        dtype=torch.quint8,
+        ch_axis=0,
+        qscheme=torch.per_channel_affine_float_qparams,
+        quant_min=0,
+        quant_max=255,
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("kind", QAT_OF, ids=lambda kind: f"{kind.__module__.split('.')[3]}.{kind.__name__}")

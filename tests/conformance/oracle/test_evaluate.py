@@ -45,8 +45,9 @@ def test_linear(per_channel: bool) -> None:
     bias = [Fraction(b) for b in layer.bias.tolist()]
     reals = [
         sum((int(q[n, k]) - ZX) * int(w[c, k]) for k in range(9)) * SX * scales[c] + bias[c]
-        for n in range(3) for c in range(5)
-    ]  # fmt: skip
+        for n in range(3)
+        for c in range(5)
+    ]
     agree(exact_of(model, x), reals)
 
 

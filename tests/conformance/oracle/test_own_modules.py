@@ -87,7 +87,7 @@ def next_factor(module: Any, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("layer", "wrong"),
     [("independent reference", without_bias), ("derived root", without_bend), ("own root", next_factor)],
-)  # fmt: skip
+)
 def test_a_kernel_that_computes_something_else_is_refuted(layer: str, wrong: Any) -> None:
     """Of the derived root torch's function of the base class is wrong, which the suite took for right."""
     checks = checks_of(OwnModules(layer, lambda module: Other(module, wrong)))
@@ -171,10 +171,13 @@ class FloatWeight(OwnWeight):
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(InFloat32, "gives torch.float32 for float64; let it compute in the dtype of its input"),
-     (Mixed, "raised RuntimeError in float64"), (WithoutQParams, "has no weight_zero_point"),
-     (FloatWeight, "does not call get_weight")],
-)  # fmt: skip
+    [
+        (InFloat32, "gives torch.float32 for float64; let it compute in the dtype of its input"),
+        (Mixed, "raised RuntimeError in float64"),
+        (WithoutQParams, "has no weight_zero_point"),
+        (FloatWeight, "does not call get_weight"),
+    ],
+)
 def test_a_module_that_cannot_be_judged_says_why(
     kind: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

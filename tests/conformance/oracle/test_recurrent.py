@@ -53,9 +53,15 @@ def in_doubles(op: Any, arguments: dict[str, Any], reference: nn.Module) -> nn.M
         for name, parameter in found.named_parameters():
             if name.startswith("weight"):
                 suffix = name.removeprefix("weight_ih").removeprefix("weight_hh")
-                maps = recurrent._read_maps(folded, suffix, recurrent.Arithmetic(
-                    capabilities=IN_FLOAT, quantize=leave_in_float, counts_weights=False,
-                ))  # fmt: skip
+                maps = recurrent._read_maps(
+                    folded,
+                    suffix,
+                    recurrent.Arithmetic(
+                        capabilities=IN_FLOAT,
+                        quantize=leave_in_float,
+                        counts_weights=False,
+                    ),
+                )
                 parameter.copy_(getattr(maps, name[:9]).real)
             else:
                 parameter.copy_(getattr(folded, name))

@@ -180,9 +180,12 @@ def test_by_hand() -> None:
 # -- ties, and other results that leave no doubt ----------------------------------------------------------------------
 
 TIES = {
-    RoundingMode.HALF_EVEN: (2, 4, -2, -4), RoundingMode.HALF_AWAY: (3, 4, -3, -4),
-    RoundingMode.HALF_UP: (3, 4, -2, -3), RoundingMode.DOWN: (2, 3, -3, -4), RoundingMode.TOWARDS_ZERO: (2, 3, -2, -3),
-}  # fmt: skip
+    RoundingMode.HALF_EVEN: (2, 4, -2, -4),
+    RoundingMode.HALF_AWAY: (3, 4, -3, -4),
+    RoundingMode.HALF_UP: (3, 4, -2, -3),
+    RoundingMode.DOWN: (2, 3, -3, -4),
+    RoundingMode.TOWARDS_ZERO: (2, 3, -2, -3),
+}
 """What 2.5, 3.5, −2.5 and −3.5 are rounded to."""
 
 

@@ -97,8 +97,9 @@ def test_addmm() -> None:
     (exact,) = Walk(reference, Capabilities(int32_bias=True)).exact((x,))
     products = [
         sum((int(q[n, k]) - ZX) * int(weight[k, c]) for k in range(5)) * SX * Fraction(2) ** -6
-        for n in range(3) for c in range(2)
-    ]  # fmt: skip
+        for n in range(3)
+        for c in range(2)
+    ]
     biases = [Fraction(each) for each in bias.tolist()] * 3
     agree(exact, [2 * product - added for product, added in zip(products, biases, strict=True)])
     assert set(exact.errors["bias"].flatten().tolist()) == {2.0**-5 * 2.0**-6}  # half a step of 2·s_x·s_w
@@ -156,9 +157,12 @@ def judged(
 ) -> tuple[Tensor, Tensor]:
     """The exact result of a call, and the whole bound on its error."""
     rule = OP_RULES[op]
-    call = run(values, lambda *args, **kwargs: OpCall(
-        function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities
-    ))  # fmt: skip
+    call = run(
+        values,
+        lambda *args, **kwargs: OpCall(
+            function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities
+        ),
+    )
     result = call.evaluate(lambda value: value.real.clone())
     errors = rule.bound(replace(call, result=result))
     return result, sum((error.expand_as(result) for error in errors.values()), torch.zeros_like(result))
@@ -174,8 +178,10 @@ def test_operands_that_are_off_leave_the_result_inside_its_bound(op: Any) -> Non
     for arguments, function, values, run in variants(op):
         result, bound = judged(op, function, values, run, Capabilities())
         for draw in range(3):
-            shifts = [torch.rand_like(value.real) * 2 - 1 if draw else torch.randint_like(value.real, 2) * 2 - 1
-                      for value in values]  # fmt: skip
+            shifts = [
+                torch.rand_like(value.real) * 2 - 1 if draw else torch.randint_like(value.real, 2) * 2 - 1
+                for value in values
+            ]
             off = tuple(v.real + v.errors["upstream"] * by for v, by in zip(values, shifts, strict=True))
             found = run(off, function)
             assert bool(((found - result).abs() <= bound + 1e-12).all()), (

@@ -57,9 +57,14 @@ def test_a_division_by_a_tensor_has_no_oracle() -> None:
 
 @pytest.mark.parametrize(
     ("module", "mode"),
-    [(nn.ZeroPad2d(1), "constant"), (nn.ConstantPad2d(1, 0.3), "constant"), (nn.ReflectionPad2d(1), "reflect"),
-     (nn.ReplicationPad2d(1), "replicate"), (nn.CircularPad2d(1), "circular")],
-)  # fmt: skip
+    [
+        (nn.ZeroPad2d(1), "constant"),
+        (nn.ConstantPad2d(1, 0.3), "constant"),
+        (nn.ReflectionPad2d(1), "reflect"),
+        (nn.ReplicationPad2d(1), "replicate"),
+        (nn.CircularPad2d(1), "circular"),
+    ],
+)
 def test_errors_move_with_what_is_padded_and_a_constant_has_none(module: nn.Module, mode: str) -> None:
     x = torch.rand(1, 2, 3, 3).double()
     error = torch.rand_like(x)

@@ -36,14 +36,13 @@ def scattered(q: Tensor, w: Tensor, options: dict[str, Any]) -> dict[tuple[int, 
     """A transposed convolution in two dimensions: each centred input integer, times each weight, where it lands."""
     batch, c_in, height, width = q.shape
     within, k_h, k_w = w.shape[1:]
-    stride, padding, dilation = (options.get(name, (0, 0) if name == "padding" else (1, 1))
-                                 for name in ("stride", "padding", "dilation"))  # fmt: skip
+    stride, padding, dilation = (
+        options.get(name, (0, 0) if name == "padding" else (1, 1)) for name in ("stride", "padding", "dilation")
+    )
     per_group = c_in // options.get("groups", 1)
     sums: dict[tuple[int, ...], int] = {}
     spots = itertools.product(range(batch), range(c_in), range(height), range(width))
-    for (n, i, y, x), (o, a, b) in itertools.product(
-        spots, itertools.product(range(within), range(k_h), range(k_w))
-    ):  # fmt: skip
+    for (n, i, y, x), (o, a, b) in itertools.product(spots, itertools.product(range(within), range(k_h), range(k_w))):
         row, column = (
             at * stride[axis] - padding[axis] + tap * dilation[axis] for axis, (at, tap) in enumerate(((y, a), (x, b)))
         )
@@ -156,9 +155,7 @@ def test_a_reference_module_is_the_float_module_with_its_rounded_weight(kind: An
 @pytest.mark.rule("NUM-03")
 def test_a_padding_mode_pads_with_the_inputs_own_values() -> None:
     """By hand, in one dimension: x = 1 2 3 4, weight 1 1 1, one value of padding on each side."""
-    expected = {
-        "zeros": [3, 6, 9, 7], "reflect": [5, 6, 9, 10], "replicate": [4, 6, 9, 11], "circular": [7, 6, 9, 8]
-    }  # fmt: skip
+    expected = {"zeros": [3, 6, 9, 7], "reflect": [5, 6, 9, 10], "replicate": [4, 6, 9, 11], "circular": [7, 6, 9, 8]}
     x = Value(real=torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]).double())
     with torch.no_grad():
         for mode, sums in expected.items():

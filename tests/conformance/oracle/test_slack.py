@@ -96,10 +96,10 @@ def test_sums_in_floating_point_have_the_bound_of_a_dot_product(per_channel: boo
     model = quantized(nn.Sequential(layer), x, per_channel=per_channel)
     bias = [Fraction(b) for b in layer.bias.tolist()]
     absolute = [
-        sum(abs((int(q[n, k]) - ZX) * int(w[c, k])) for k in range(9)) * SX * scales[c]
-        + abs(bias[c])
-        for n in range(3) for c in range(5)
-    ]  # fmt: skip
+        sum(abs((int(q[n, k]) - ZX) * int(w[c, k])) for k in range(9)) * SX * scales[c] + abs(bias[c])
+        for n in range(3)
+        for c in range(5)
+    ]
     found = exact_of(model, x, float_accumulation=True).errors["accumulation"].flatten().tolist()
     assert found == pytest.approx([float(gamma(9 + 3) * each) for each in absolute], rel=1e-12)
     assert set(exact_of(model, x).errors) == {"bias"}, "integers are summed exactly; the bias is in float"
@@ -119,8 +119,9 @@ def test_a_bias_in_float_is_rounded_as_the_sum_is_and_none_is_not(per_channel: b
     biases = [Fraction(b) for b in layer.bias.tolist()]
     expected = [
         float((2 * abs(b) + 3 * abs(y - b) + abs(y)) * U) if b else 0.0
-        for row in reals for y, b in zip(row, biases, strict=True)
-    ]  # fmt: skip
+        for row in reals
+        for y, b in zip(row, biases, strict=True)
+    ]
     assert exact.errors["bias"].flatten().tolist() == pytest.approx(expected, rel=1e-9)
     layer.bias = None  # type: ignore[assignment]
     assert not exact_of(quantized(nn.Sequential(layer), x, **how), x).errors
@@ -237,8 +238,7 @@ def test_the_weights_error_holds_for_any_weights(seed: int, per_channel: bool, n
     layer = nn.Linear(n, 3)
     wanted = nn.Linear(n, 3).double()
     wanted.load_state_dict(layer.state_dict())
-    model = converted(nn.Sequential(layer), [(-9.0, 9.0)], output=[[torch.randn(4, n)]],
-                      per_channel=per_channel)  # fmt: skip
+    model = converted(nn.Sequential(layer), [(-9.0, 9.0)], output=[[torch.randn(4, n)]], per_channel=per_channel)
     (grid,) = input_grids(model)
     x = grid.values(drawn_integers(4, n, seed=seed))
     (exact,) = Walk(model, counts_weights=True).exact((x,))

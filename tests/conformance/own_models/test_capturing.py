@@ -65,15 +65,24 @@ def called(model: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("compute", "modules", "expected"), [
-    (lambda m, x: F.relu(m.norm(m.conv(x))), {"conv": nn.Conv2d(2, 2, 1), "norm": nn.BatchNorm2d(2)},
-     [nn.Conv2d, nn.BatchNorm2d, F.relu]),
-    (lambda m, x: m.relu(m.conv(x) + x), {"conv": nn.Conv2d(2, 2, 1), "relu": nn.ReLU(inplace=True)},
-     [nn.Conv2d, operator.add, nn.ReLU]),
-    (lambda m, x: F.layer_norm(x, [3], None, None, 1e-3), {}, [F.layer_norm]),
-    (lambda m, x: m.drop(torch.cat([x, x], 1)), {"drop": nn.Dropout()}, [torch.cat, nn.Dropout]),
-    (lambda m, x: F.hardtanh(F.pad(x, (1, 1)), -0.5, 0.5), {}, [F.pad, F.hardtanh]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("compute", "modules", "expected"),
+    [
+        (
+            lambda m, x: F.relu(m.norm(m.conv(x))),
+            {"conv": nn.Conv2d(2, 2, 1), "norm": nn.BatchNorm2d(2)},
+            [nn.Conv2d, nn.BatchNorm2d, F.relu],
+        ),
+        (
+            lambda m, x: m.relu(m.conv(x) + x),
+            {"conv": nn.Conv2d(2, 2, 1), "relu": nn.ReLU(inplace=True)},
+            [nn.Conv2d, operator.add, nn.ReLU],
+        ),
+        (lambda m, x: F.layer_norm(x, [3], None, None, 1e-3), {}, [F.layer_norm]),
+        (lambda m, x: m.drop(torch.cat([x, x], 1)), {"drop": nn.Dropout()}, [torch.cat, nn.Dropout]),
+        (lambda m, x: F.hardtanh(F.pad(x, (1, 1)), -0.5, 0.5), {}, [F.pad, F.hardtanh]),
+    ],
+)
 def test_the_calls_of_a_program_are_those_of_its_model(compute: Any, modules: Any, expected: list[Any]) -> None:
     model, x = Model(compute, **modules).eval(), torch.randn(2, 2, 3, 3)
     found = captured(model, x)
@@ -140,27 +149,36 @@ def test_a_size_that_no_tensor_can_be_made_with_while_tracing_is_that_of_the_exa
     assert torch.equal(found(x), model(x))
 
 
-@pytest.mark.parametrize(("compute", "told"), [
-    (lambda m, x: x if x.sum() > 0 else -x, "torch.export does not take the model: "),
-    (lambda m, x: 2 * x if torch.compiler.is_exporting() else x, "the model gives other bits than it does itself"),
-    (lambda m, x: x + 1 if len(x) < 3 else x - 1, "the model gives other bits than it does itself"),
-    (lambda m, x: x + torch.zeros(len(x), 3), "what torch.export writes does not run on all batches: "),
-    (lambda m, x: m.graph(x), "what torch.export writes of the model cannot be read back: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("compute", "told"),
+    [
+        (lambda m, x: x if x.sum() > 0 else -x, "torch.export does not take the model: "),
+        (lambda m, x: 2 * x if torch.compiler.is_exporting() else x, "the model gives other bits than it does itself"),
+        (lambda m, x: x + 1 if len(x) < 3 else x - 1, "the model gives other bits than it does itself"),
+        (lambda m, x: x + torch.zeros(len(x), 3), "what torch.export writes does not run on all batches: "),
+        (lambda m, x: m.graph(x), "what torch.export writes of the model cannot be read back: "),
+    ],
+)
 def test_a_model_that_a_program_cannot_stand_for_is_refused(compute: Any, told: str) -> None:
     with pytest.raises(ModelSpecError) as caught:
         captured(Model(compute, graph=nn.Linear(3, 3)), torch.randn(2, 3), torch.randn(4, 3))
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize(("compute", "modules", "expected"), [
-    (lambda m, x: F.relu(m.layer(x), inplace=True), {}, [nn.Linear, F.relu]),
-    (lambda m, x: m.layer(1 - x), {}, [operator.sub, nn.Linear]),
-    (lambda m, x: m.layer(x) + m.layer(m.row), {"row": nn.Buffer(torch.randn(1, 3))},
-     [nn.Linear, nn.Linear, operator.add]),
-    (lambda m, x: m.layer(x) + F.linear(x, m.layer.weight), {}, [nn.Linear, F.linear, operator.add]),
-    (lambda m, x: m.layer(F.normalize(x, dim=1, eps=0.5)), {}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("compute", "modules", "expected"),
+    [
+        (lambda m, x: F.relu(m.layer(x), inplace=True), {}, [nn.Linear, F.relu]),
+        (lambda m, x: m.layer(1 - x), {}, [operator.sub, nn.Linear]),
+        (
+            lambda m, x: m.layer(x) + m.layer(m.row),
+            {"row": nn.Buffer(torch.randn(1, 3))},
+            [nn.Linear, nn.Linear, operator.add],
+        ),
+        (lambda m, x: m.layer(x) + F.linear(x, m.layer.weight), {}, [nn.Linear, F.linear, operator.add]),
+        (lambda m, x: m.layer(F.normalize(x, dim=1, eps=0.5)), {}, None),
+    ],
+)
 def test_a_call_is_given_what_the_model_gives_it(compute: Any, modules: Any, expected: list[Any] | None) -> None:
     """Examples of ones do not tell 1 - x from x - 1, nor one eps from another."""
     model, x = Model(compute, layer=nn.Linear(3, 3)).eval(), torch.randn(2, 3)
@@ -225,13 +243,16 @@ class Block(nn.Module):
         return F.relu(x + self.layer(x))
 
 
-@pytest.mark.parametrize("key", [
-    ("module_name", "second", None),
-    ("module_name_regex", "sec.*", None),
-    ("object_type", Block, None),
-    ("module_name_object_type_order", "second", operator.add, 0, None),
-    ("module_name_object_type_order", "first", operator.add, 0, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("module_name", "second", None),
+        ("module_name_regex", "sec.*", None),
+        ("object_type", Block, None),
+        ("module_name_object_type_order", "second", operator.add, 0, None),
+        ("module_name_object_type_order", "first", operator.add, 0, None),
+    ],
+)
 def test_keys_of_a_mapping_hold_for_functions_in_the_modules_that_call_them(key: tuple[Any, ...]) -> None:
     model = Model(lambda m, x: m.second(m.first(x)), first=Block(), second=Block()).eval()
     x = torch.randn(2, 3)

@@ -45,10 +45,13 @@ def test_batch_norms_have_the_statistics_of_the_images() -> None:
     assert first.running_mean is not None and torch.allclose(first.running_mean, means, atol=1e-5)
 
 
-@pytest.mark.parametrize(("spec", "told"), [
-    ("torchvision:resnet19", "torchvision has no model 'resnet19'"),
-    ("timm:no_such_net", "timm has no model 'no_such_net'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("torchvision:resnet19", "torchvision has no model 'resnet19'"),
+        ("timm:no_such_net", "timm has no model 'no_such_net'"),
+    ],
+)
 def test_a_model_that_there_is_not_is_refused(spec: str, told: str) -> None:
     with pytest.raises(ModelSpecError, match=told):
         load_given(spec, 0)

@@ -39,9 +39,20 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 HOLD = (
-    "spoils", "rows", "unknown", "partly", "narrow", "table", "shifting", "generated",
-    "evaluation_fails", "evaluation_of_no_mapping", "normed", "by_name", "list_of_one",
-)  # fmt: skip
+    "spoils",
+    "rows",
+    "unknown",
+    "partly",
+    "narrow",
+    "table",
+    "shifting",
+    "generated",
+    "evaluation_fails",
+    "evaluation_of_no_mapping",
+    "normed",
+    "by_name",
+    "list_of_one",
+)
 WRONG = {
     "nets:branching": "at nets.py:",
     "nets:misfit": "the float model does not run on the inputs that come with it: RuntimeError: ",
@@ -180,12 +191,15 @@ def test_an_entry_point_names_a_model(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("_package_can_be_imported")
-@pytest.mark.parametrize(("spec", "told"), [
-    ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
-    ("nets:bare", "--model=nets:bare: example_inputs has "),
-    ("nets:something", "--model=nets:something: it is int, not a function that makes a model"),
-    ("nets:absent", "module 'nets' has no attribute 'absent'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
+        ("nets:bare", "--model=nets:bare: example_inputs has "),
+        ("nets:something", "--model=nets:something: it is int, not a function that makes a model"),
+        ("nets:absent", "module 'nets' has no attribute 'absent'"),
+    ],
+)
 def test_what_makes_no_model_is_refused(spec: str, told: str) -> None:
     with pytest.raises(ModelSpecError) as caught:
         load_given(spec, 0)
@@ -266,11 +280,14 @@ def test_the_distance_from_float_is_in_the_row_and_said(good: Ran) -> None:
     assert "float model to the reference model's error, dB:" in good.out
 
 
-@pytest.mark.parametrize(("spec", "told"), [
-    ("nets: small", "names no model"),
-    ("nets:", "names no model"),
-    ("resnet", "--model=resnet: no model of this name (none is installed); give my_package.my_module:make"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("nets: small", "names no model"),
+        ("nets:", "names no model"),
+        ("resnet", "--model=resnet: no model of this name (none is installed); give my_package.my_module:make"),
+    ],
+)
 def test_a_name_that_nobody_gives_is_refused(spec: str, told: str) -> None:
     with pytest.raises(ModelSpecError) as caught:
         check_spec(spec)

@@ -82,18 +82,25 @@ def running(result: Callable[..., Any]) -> Callable[..., Any]:
 
 
 REFUTED: dict[str, tuple[dict[str, Callable[..., Any]], str, str]] = {
-    "lower raises": ({"lower": raises(RuntimeError("no such kernel"))}, "lower",
-                     "lower raised RuntimeError: no such kernel"),
-    "lower declines": ({"lower": raises(UnsupportedPattern("add"))}, "lower",
-                       "the backend declines what its config claims: add"),
-    "lower returns nothing": ({"lower": lambda *_: None}, "lower",
-                              "lower returned NoneType, which cannot be called"),
+    "lower raises": (
+        {"lower": raises(RuntimeError("no such kernel"))},
+        "lower",
+        "lower raised RuntimeError: no such kernel",
+    ),
+    "lower declines": (
+        {"lower": raises(UnsupportedPattern("add"))},
+        "lower",
+        "the backend declines what its config claims: add",
+    ),
+    "lower returns nothing": ({"lower": lambda *_: None}, "lower", "lower returned NoneType, which cannot be called"),
     "execution raises": ({"execution": raises(KeyError("op"))}, "execution", "execution raised KeyError: 'op'"),
-    "running raises": ({"lower": running(raises(ValueError("bad shape")))}, "numerics",
-                       "raised ValueError: bad shape"),
-    "running returns a list": ({"lower": running(lambda *x: list(x))}, "numerics",
-                               "the output is a list; expected a tensor"),
-}  # fmt: skip
+    "running raises": ({"lower": running(raises(ValueError("bad shape")))}, "numerics", "raised ValueError: bad shape"),
+    "running returns a list": (
+        {"lower": running(lambda *x: list(x))},
+        "numerics",
+        "the output is a list; expected a tensor",
+    ),
+}
 
 
 @pytest.mark.slow
@@ -151,9 +158,11 @@ def ran(*quantized: str, floats: tuple[str, ...] = ()) -> Callable[..., Any]:
 @pytest.mark.rule("LOW-04")
 @pytest.mark.parametrize(
     ("execution", "message"),
-    ((ran("add", floats=("add_1: no kernel",)), "runs in float: add_1: no kernel"),
-     (ran(), "the backend shows no quantized op that ran")),
-)  # fmt: skip
+    (
+        (ran("add", floats=("add_1: no kernel",)), "runs in float: add_1: no kernel"),
+        (ran(), "the backend shows no quantized op that ran"),
+    ),
+)
 def test_a_float_fallback_does_not_end_the_claim(execution: Callable[..., Any], message: str) -> None:
     checks = run(execution=execution)
     shown = checks["execution"]

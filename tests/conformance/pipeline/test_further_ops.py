@@ -17,10 +17,27 @@ from refimpl.patterns import leaf_name
 from tests.conformance.support.own_entries import U8, OwnEntries, checks_of, failures
 
 OPS = (
-    nn.SiLU, F.gelu, nn.Mish, F.softplus, F.prelu, "softmax", nn.GroupNorm, torch.bmm, "matmul", operator.truediv,
-    torch.div, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, nn.ConstantPad1d, nn.ReflectionPad2d,
-    nn.ReplicationPad3d, nn.CircularPad2d, nn.PixelShuffle, torch.pixel_unshuffle,
-)  # fmt: skip
+    nn.SiLU,
+    F.gelu,
+    nn.Mish,
+    F.softplus,
+    F.prelu,
+    "softmax",
+    nn.GroupNorm,
+    torch.bmm,
+    "matmul",
+    operator.truediv,
+    torch.div,
+    nn.Upsample,
+    nn.UpsamplingNearest2d,
+    nn.UpsamplingBilinear2d,
+    nn.ConstantPad1d,
+    nn.ReflectionPad2d,
+    nn.ReplicationPad3d,
+    nn.CircularPad2d,
+    nn.PixelShuffle,
+    torch.pixel_unshuffle,
+)
 """Each by one of its names; the oracle's tests compare the others."""
 
 

@@ -90,9 +90,17 @@ EVIL = "evil_vendor:VALUE"
 
 @pytest.mark.parametrize(
     "function",
-    [partial(find_attribute, EVIL), find_attribute, partial(torch.load, "file"), torch.load, partial(print, "x"), exec,
-     sequential(eval), lambda *_: None],
-)  # fmt: skip
+    [
+        partial(find_attribute, EVIL),
+        find_attribute,
+        partial(torch.load, "file"),
+        torch.load,
+        partial(print, "x"),
+        exec,
+        sequential(eval),
+        lambda *_: None,
+    ],
+)
 def test_of_a_configs_functions_the_judge_calls_only_what_a_list_names(
     function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,9 +214,14 @@ def test_limits_are_the_values_that_the_suite_tries() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"representation": "FLOAT"}, {"capabilities": {"limits": {}}}, {"config": {"dict": 3}}, {"versions": 3},
-     {"config": {"name": ["os", "system"]}}],
-)  # fmt: skip
+    [
+        {"representation": "FLOAT"},
+        {"capabilities": {"limits": {}}},
+        {"config": {"dict": 3}},
+        {"versions": 3},
+        {"config": {"name": ["os", "system"]}},
+    ],
+)
 def test_what_is_no_description_is_said(change: dict[str, Any]) -> None:
     with pytest.raises(DescriptionError, match="what the backend says of itself cannot be read"):
         read_description({**json.loads(json.dumps(describe(Good()))), **change})

@@ -19,8 +19,17 @@ from refimpl.tracer import trace
 from reports.schema import Where
 
 _BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}
-_PATTERNS = ("nn.Linear", "nni.ConvReLU2d", "torch.cat", "nn.LSTM", "nn.EmbeddingBag", "nn.AvgPool2d", "F.max_pool2d",
-             "nn.Conv2d+nn.BatchNorm2d+nn.ReLU", "torch.conv2d")  # fmt: skip
+_PATTERNS = (
+    "nn.Linear",
+    "nni.ConvReLU2d",
+    "torch.cat",
+    "nn.LSTM",
+    "nn.EmbeddingBag",
+    "nn.AvgPool2d",
+    "F.max_pool2d",
+    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU",
+    "torch.conv2d",
+)
 
 
 def _claims(backend: str) -> list[Claim]:

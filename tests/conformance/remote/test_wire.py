@@ -15,10 +15,17 @@ from conformance.remote.wire import HeldOutputs, pack, unpack
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(0, 4), torch.tensor(3), torch.ones(1).expand(5), torch.arange(9)[1::2],
-     torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), torch.tensor([True, False]),
-     torch.randn(3).bfloat16(), torch.tensor([float("nan")])],
-)  # fmt: skip
+    [
+        torch.zeros(0, 4),
+        torch.tensor(3),
+        torch.ones(1).expand(5),
+        torch.arange(9)[1::2],
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.tensor([True, False]),
+        torch.randn(3).bfloat16(),
+        torch.tensor([float("nan")]),
+    ],
+)
 def test_a_tensor_keeps_its_values_and_its_layout(tensor: Tensor) -> None:
     pieces: list[bytes] = []
     data = json.loads(json.dumps(pack(((tensor,), [tensor]), pieces)))
@@ -44,12 +51,19 @@ def test_an_output_keeps_its_names() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [{}, {"dtype": "load", "shape": [1]}, {"dtype": "float32", "shape": [2], "strides": [1], "piece": 0},
-     {"dtype": "float32", "shape": [-1], "strides": [1], "piece": 0},
-     {"dtype": "float32", "shape": [1], "strides": [1], "piece": 9},
-     {"tuple": 3}, {"tuple": [], "list": []}, {"dict": [[1]]},
-     7, {"dtype": "float32", "shape": [1, 1], "strides": [1], "piece": 0}],
-)  # fmt: skip
+    [
+        {},
+        {"dtype": "load", "shape": [1]},
+        {"dtype": "float32", "shape": [2], "strides": [1], "piece": 0},
+        {"dtype": "float32", "shape": [-1], "strides": [1], "piece": 0},
+        {"dtype": "float32", "shape": [1], "strides": [1], "piece": 9},
+        {"tuple": 3},
+        {"tuple": [], "list": []},
+        {"dict": [[1]]},
+        7,
+        {"dtype": "float32", "shape": [1, 1], "strides": [1], "piece": 0},
+    ],
+)
 def test_an_output_that_is_none_is_said(data: object) -> None:
     with pytest.raises(WireError, match="an output that cannot be read"):
         unpack(data, [b"\0" * 4])

@@ -203,13 +203,15 @@ def test_a_model_that_the_judge_has_dropped_is_dropped_in_the_worker(remote: Mak
 
 @pytest.mark.parametrize(
     ("name", "ending", "message"),
-    [("Dies", Ending.DIED, "the process was killed by SIGSEGV (Segmentation fault)"),
-     ("Leaves", Ending.DIED, "the process exited with status 3"),
-     ("KillsParent", Ending.DIED, "the process was killed by SIGKILL (Killed, as when memory runs out)"),
-     ("Hangs", Ending.TIMEOUT, "lower did not end within 0.5 s (--claim-timeout)"),
-     ("Babbles", Ending.DIED, "the process sent an answer that cannot be read: a message"),
-     ("Forges", Ending.DIED, "the process sent an answer that cannot be read: its peak of memory is no number")],
-)  # fmt: skip
+    [
+        ("Dies", Ending.DIED, "the process was killed by SIGSEGV (Segmentation fault)"),
+        ("Leaves", Ending.DIED, "the process exited with status 3"),
+        ("KillsParent", Ending.DIED, "the process was killed by SIGKILL (Killed, as when memory runs out)"),
+        ("Hangs", Ending.TIMEOUT, "lower did not end within 0.5 s (--claim-timeout)"),
+        ("Babbles", Ending.DIED, "the process sent an answer that cannot be read: a message"),
+        ("Forges", Ending.DIED, "the process sent an answer that cannot be read: its peak of memory is no number"),
+    ],
+)
 def test_a_lost_worker_is_told_with_its_last_words_and_harms_no_other(
     remote: Make, name: str, ending: Ending, message: str
 ) -> None:
@@ -330,10 +332,12 @@ def test_a_backend_that_cannot_be_imported_is_told_as_such(
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("Babel", "^backend good: .*DeviceError: no config"),
-     ("Quits", f"^backend {VENDOR}:Quits: the backend could not say what it is: the process exited with status 5$"),
-     ("Mute", r"could not say what it is: the process did not answer within 1 s (.*\n)*.*in backend_config")],
-)  # fmt: skip
+    [
+        ("Babel", "^backend good: .*DeviceError: no config"),
+        ("Quits", f"^backend {VENDOR}:Quits: the backend could not say what it is: the process exited with status 5$"),
+        ("Mute", r"could not say what it is: the process did not answer within 1 s (.*\n)*.*in backend_config"),
+    ],
+)
 def test_a_backend_that_cannot_say_what_it_is_is_told_as_such(name: str, told: str) -> None:
     with pytest.raises(StartError, match=told):
         describe_backend(f"{VENDOR}:{name}", limit=1 if name == "Mute" else 20)

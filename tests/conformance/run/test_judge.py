@@ -29,14 +29,28 @@ from reports.verdicts import Verdict
 from tests.conformance.support.suite_runs import options
 
 CLAIM = Claim(
-    id="a", pattern="a", dtype_config="static", flow="ptq", scheme="x", index=0, entry=cast(Any, 0),
+    id="a",
+    pattern="a",
+    dtype_config="static",
+    flow="ptq",
+    scheme="x",
+    index=0,
+    entry=cast(Any, 0),
     dtypes=cast(Any, 0),
-)  # fmt: skip
+)
 CHECK = Check(claim="a", stage="fuse", rule="R-1", outcome="pass", verdict=Verdict.VERIFIED)
 RESULT = ClaimResult(
-    claim="a", pattern="a", dtype_config="static", dtypes="é", flow="ptq", scheme="x", verdict=Verdict.REFUTED,
-    max_lsb=0.1, repro="pytest", seconds=0.5,
-)  # fmt: skip
+    claim="a",
+    pattern="a",
+    dtype_config="static",
+    dtypes="é",
+    flow="ptq",
+    scheme="x",
+    verdict=Verdict.REFUTED,
+    max_lsb=0.1,
+    repro="pytest",
+    seconds=0.5,
+)
 MEASUREMENT = Measurement(topic="t", subject="s", values={"x": 1})
 GRAPHS = {"float model": "x = input"}
 Serving = Callable[..., Serve]

@@ -50,11 +50,16 @@ def test_the_header_says_what_was_run(good: Ran) -> None:
     assert (header.backend, header.config_name, header.representation) == ("good", "good config", "QUANTIZED")
     assert header.versions == {"good_compiler": "1.2"}
     assert header.options == {
-        "backend": "fakes:Good", "claim": [], "model": [], "claim_timeout": 60.0, "isa": None, "outputs": None,
+        "backend": "fakes:Good",
+        "claim": [],
+        "model": [],
+        "claim_timeout": 60.0,
+        "isa": None,
+        "outputs": None,
         "max_examples": None,
         "allow_quality": False,
         "without_execution_evidence": False,
-    }  # fmt: skip
+    }
     assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
     assert header.isa and good.results.footer and good.results.footer.peak_mib
     assert header.claims == header.claims_in_config == len(good.results.claims) == 2 and header.pairs == 1
@@ -91,8 +96,12 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
     ]
     done = subprocess.run(
         [executable, "-p", "no:cacheprovider", *arguments],
-        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -173,9 +182,14 @@ def test_an_interrupt_ends_the_run_and_keeps_what_was_judged(tmp_path: Path, how
     marker = tmp_path / "process"
     words = command(tmp_path, "fakes:Misbehaves", workers, "--claim=nn.*")
     process = subprocess.Popen(
-        words, cwd=FAKES, env=clean_environment() | {"FAKE_MARKER": str(marker)}, start_new_session=True,
-        stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip  # a background job of a shell ignores interrupts, and its children with it
+        words,
+        cwd=FAKES,
+        env=clean_environment() | {"FAKE_MARKER": str(marker)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # a background job of a shell ignores interrupts, and its children with it
     _until(lambda: marker.exists() and marker.read_text() != "")
     _until(lambda: '"kind": "claim"' in (tmp_path / "report" / "results.jsonl").read_text())
     name, *to_all = how.split(maxsplit=1)

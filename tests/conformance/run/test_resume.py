@@ -162,7 +162,7 @@ def test_a_vendor_runs_again_what_failed_and_merges_it_into_the_whole(tmp_path: 
         ('"sources_sha256": "0000', '"sources_sha256_": "0000', "does not say which sources it is of"),
     ],
     ids=["verdict", "sources"],
-)  # fmt: skip
+)
 def test_what_is_taken_over_must_agree_with_itself(tmp_path: Path, old: str, new: str, told: str) -> None:
     """Before, a claim was taken as VERIFIED whose check had failed."""
     first = Session(tmp_path, ["a"])

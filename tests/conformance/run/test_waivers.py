@@ -34,8 +34,12 @@ reason = "no kernel"
 expires = 2026-06-30
 """
 LEAST = {
-    "claim": f"'{LINEAR}'", "verdict": "'REFUTED'", "rule": "'NUM-03'", "reason": "'why'", "url": "'https://a.b'",
-}  # fmt: skip
+    "claim": f"'{LINEAR}'",
+    "verdict": "'REFUTED'",
+    "rule": "'NUM-03'",
+    "reason": "'why'",
+    "url": "'https://a.b'",
+}
 
 
 def written(folder: Path, text: str) -> Path:
@@ -88,9 +92,15 @@ def test_a_file_says_all_that_a_waiver_can(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
     linear, pools = load_waivers(path, LEVEL, TORCH)
     assert linear == WaiverEntry(
-        file=path, number=1, claim=LINEAR, verdict=Verdict.REFUTED, rules=("NUM-03",), reason="saturates",
-        url="https://example.org/1", max_lsb=18.0,
-    )  # fmt: skip
+        file=path,
+        number=1,
+        claim=LINEAR,
+        verdict=Verdict.REFUTED,
+        rules=("NUM-03",),
+        reason="saturates",
+        url="https://example.org/1",
+        max_lsb=18.0,
+    )
     assert (pools.glob, pools.verdict, pools.expires) == ("nn.MaxPool?d/*", Verdict.CRASHED, TODAY)
     assert linear.to_row() == Waiver(reason="saturates", url="https://example.org/1", expires=None, max_lsb=18.0)
     assert waiver(max_lsb=math.inf).to_row().max_lsb == "inf", "JSON has no infinity"
@@ -153,12 +163,18 @@ def test_a_malformed_file_is_refused_in_one_line(tmp_path: Path, text: str, said
 
 def test_a_waiver_is_there_at_the_levels_that_it_names(tmp_path: Path) -> None:
     path = written(tmp_path, table(isa="['avx2*', 'amx']") + table(claim="'nn.ReLU'") + table(isa="['avx512']"))
-    found = {level: [str(waiver.number) for waiver in load_waivers(path, level, TORCH)]
-             for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")}  # fmt: skip
+    found = {
+        level: [str(waiver.number) for waiver in load_waivers(path, level, TORCH)]
+        for level in ("avx2", "avx2_on_avx512_vnni", "avx512", "avx512_vnni", "amx", "aarch64")
+    }
     assert found == {
-        "avx2": ["1", "2"], "avx2_on_avx512_vnni": ["1", "2"], "avx512": ["2", "3"], "avx512_vnni": ["2"],
-        "amx": ["1", "2"], "aarch64": ["2"],
-    }  # fmt: skip
+        "avx2": ["1", "2"],
+        "avx2_on_avx512_vnni": ["1", "2"],
+        "avx512": ["2", "3"],
+        "avx512_vnni": ["2"],
+        "amx": ["1", "2"],
+        "aarch64": ["2"],
+    }
     with pytest.raises(WaiverError, match="waiver 2: waiver 1 is about the same claim"):
         load_waivers(written(tmp_path, table(isa="['avx2']") + table()), "avx2", TORCH)
 

@@ -99,12 +99,16 @@ def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> Non
     bench, claim = bench_of(Quantized().quantizer)
     state = rebuild(bench, claim, Where(case=plan_claim(bench, claim)[0].name))
     program = make_program(
-        Quantized().quantizer(QuantizerRequest(weight_scheme=claim.scheme)), state.model, state.reference,
-        state.inputs[0].tensors, dynamic_batch=True,
-    )  # fmt: skip
+        Quantized().quantizer(QuantizerRequest(weight_scheme=claim.scheme)),
+        state.model,
+        state.reference,
+        state.inputs[0].tensors,
+        dynamic_batch=True,
+    )
     assert {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"} == {
-        "aten", "quantized_decomposed"
-    }  # fmt: skip
+        "aten",
+        "quantized_decomposed",
+    }
     computing = [node for node in program.graph.nodes if str(node.target).startswith("aten")]
     assert {owner_of(node) for node in computing} == {"op0"}, "reports can name the reference model's node"
     for each in state.inputs:
@@ -209,8 +213,10 @@ def test_readings_survive_the_way_to_the_judge() -> None:
             each.sources,
         )
         assert (other.facts.dtype, other.facts.quant_min, other.facts.eps) == (
-            each.facts.dtype, each.facts.quant_min, each.facts.eps
-        )  # fmt: skip
+            each.facts.dtype,
+            each.facts.quant_min,
+            each.facts.eps,
+        )
     assert sent.parameters["bias"].sources and got.ops == sent.ops == ("linear",)
 
 

@@ -74,12 +74,18 @@ def grids_of(claim: Claim, regime: str) -> Grids:
 @pytest.mark.rule("NUM-02")
 def test_zero_points_are_in_the_middle_and_at_both_ends() -> None:
     claim = claim_on("operator.add")
-    zeros = {name: [grid.zero_point for grid in grids_of(claim, name).inputs] for name in
-             ("signed", "positive", "negative", "skewed", "symmetric")}  # fmt: skip
+    zeros = {
+        name: [grid.zero_point for grid in grids_of(claim, name).inputs]
+        for name in ("signed", "positive", "negative", "skewed", "symmetric")
+    }
     # −1 … 1: 127.5 steps below zero, and a little less by the scale in float32; −0.5 … 4: 28⅓ steps.
     assert zeros == {
-        "signed": [127, 255], "positive": [0, 28], "negative": [255, 127], "skewed": [28, 0], "symmetric": [128, 128]
-    }  # fmt: skip
+        "signed": [127, 255],
+        "positive": [0, 28],
+        "negative": [255, 127],
+        "skewed": [28, 0],
+        "symmetric": [128, 128],
+    }
 
 
 @pytest.mark.rule("NUM-02")
@@ -167,8 +173,11 @@ def test_a_trained_batch_norm_has_seen_both_batches_and_is_in_eval_mode() -> Non
 def test_a_model_in_qat_has_fake_quantizes_that_have_measured_both_batches() -> None:
     model = prepared(claim_on("nn.ReLU", flow="qat"))
     fakes: list[Any] = [module for name, module in model.named_modules() if name.startswith(OBSERVER_PREFIX)]
-    ends = {(float(each.activation_post_process.min_val), float(each.activation_post_process.max_val))
-            for each in fakes if hasattr(each, "activation_post_process")}  # fmt: skip
+    ends = {
+        (float(each.activation_post_process.min_val), float(each.activation_post_process.max_val))
+        for each in fakes
+        if hasattr(each, "activation_post_process")
+    }
     assert ends == {(-1.0, 1.0)}
 
 

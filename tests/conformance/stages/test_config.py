@@ -55,11 +55,13 @@ def said(*entries: BackendPatternConfig, at: int = 0, flow: str = "ptq") -> tupl
 @pytest.mark.rule("OBS-14")
 @pytest.mark.parametrize(
     ("end", "is_taken"),
-    [(DTypeWithConstraints(torch.quint8), True),
-     (DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2.0**-12), True),
-     (DTypeWithConstraints(torch.quint8, 0, 127), False)],
+    [
+        (DTypeWithConstraints(torch.quint8), True),
+        (DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2.0**-12), True),
+        (DTypeWithConstraints(torch.quint8, 0, 127), False),
+    ],
     ids=["plain", "smallest scale", "7 bits"],
-)  # fmt: skip
+)
 def test_an_identity_stands_before_fixed_qparams_where_the_config_takes_what_is_measured_there(
     end: DTypeWithConstraints, is_taken: bool
 ) -> None:

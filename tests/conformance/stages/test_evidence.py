@@ -99,10 +99,16 @@ def test_patterns_of_training_keep_their_long_sums() -> None:
 
 
 BLIND = {
-    "nn.ReLU": "moves or selects", "torch.cat": "moves or selects", "torch.flatten": "moves or selects",
-    "operator.add": "no long sums", "operator.mul": "no long sums", "nn.AvgPool2d": "no long sums",
-    "nn.Hardswish": "no long sums", "F.layer_norm": "no long sums", "nn.Softmax": "'fixed qparams'",
-}  # fmt: skip
+    "nn.ReLU": "moves or selects",
+    "torch.cat": "moves or selects",
+    "torch.flatten": "moves or selects",
+    "operator.add": "no long sums",
+    "operator.mul": "no long sums",
+    "nn.AvgPool2d": "no long sums",
+    "nn.Hardswish": "no long sums",
+    "F.layer_norm": "no long sums",
+    "nn.Softmax": "'fixed qparams'",
+}
 
 
 @pytest.mark.parametrize("pattern", BLIND)
@@ -181,12 +187,14 @@ def last_of(*patterns: str) -> Claim:
 @pytest.mark.parametrize(
     ("claim", "told", "is_probed"),
     [
-        (last_of("nn.Linear", "nnqat.Linear"), 8, True), (claim_on("nn.Linear"), 8, False),
-        (claim_on("nn.Linear"), 7, True), (claim_on("nn.Linear"), 0, True),
+        (last_of("nn.Linear", "nnqat.Linear"), 8, True),
+        (claim_on("nn.Linear"), 8, False),
+        (claim_on("nn.Linear"), 7, True),
+        (claim_on("nn.Linear"), 0, True),
         (last_of("nn.Linear+nn.ReLU", "nni.LinearReLU", "nniqat.LinearReLU"), 8, False),
     ],
     ids=["last of an op", "another", "told of some", "told of none", "with a follower"],
-)  # fmt: skip
+)
 def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
     claim: Claim, told: int, is_probed: bool
 ) -> None:

@@ -191,8 +191,9 @@ def test_a_standalone_modules_own_plan_counts() -> None:
     custom = refimpl.PrepareCustomConfig().set_standalone_module_name("child", mapping, (X,), None, config_of())
     model = nn.Sequential()
     model.before, model.child = nn.Linear(8, 8), Net()
-    found = refimpl.prepare_fx(model.eval(), QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)), (X,), custom,
-                               backend_config=config_of())  # fmt: skip
+    found = refimpl.prepare_fx(
+        model.eval(), QConfigMapping().set_global(QConfig(AFFINE, WEIGHT)), (X,), custom, backend_config=config_of()
+    )
     with torch.no_grad():
         found(4 * X)
     reference = convert_to_reference_decomposed_fx(found)

@@ -47,23 +47,37 @@ FUSED: Any = nni.ConvBn2d
     [
         ((nn.Softmax(1),), "op0", "nn.Softmax at op0: left as it is between dequantize and quantize"),
         ((nn.Softmax(1),), "op0 (Softmax)", "nn.Softmax at op0: left as it is between dequantize and quantize"),
-        ((CONV,), "op0 (Convolution f32)",
-         "nn.Conv2d at op0 (Convolution f32): left as it is between dequantize and quantize"),
+        (
+            (CONV,),
+            "op0 (Convolution f32)",
+            "nn.Conv2d at op0 (Convolution f32): left as it is between dequantize and quantize",
+        ),
         ((CONV, NORM), "op1", "nn.BatchNorm2d at op1: is not folded into nn.Conv2d at op0 before it"),
-        ((CONV, NORM), "op0", "nn.Conv2d at op0: stands between dequantize and quantize with nn.BatchNorm2d at op1: "
-         "one kernel must do all of it"),
-        ((FUSED(CONV, NORM),), "op0 (ConvBn2d): LOW-01: torch has no quantized op for it",
-         "nni.ConvBn2d at op0: its norm is not folded into the weight (LOW-01: torch has no quantized op for it)"),
+        (
+            (CONV, NORM),
+            "op0",
+            "nn.Conv2d at op0: stands between dequantize and quantize with nn.BatchNorm2d at op1: "
+            "one kernel must do all of it",
+        ),
+        (
+            (FUSED(CONV, NORM),),
+            "op0 (ConvBn2d): LOW-01: torch has no quantized op for it",
+            "nni.ConvBn2d at op0: its norm is not folded into the weight (LOW-01: torch has no quantized op for it)",
+        ),
         ((NORM,), "op0 (BatchNorm2d): LOW-03: no statistics", "nn.BatchNorm2d at op0: LOW-03: no statistics"),
-        ((CONV, F.relu), "relu", "F.relu at relu: stands between dequantize and quantize with nn.Conv2d at op0: one "
-         "kernel must do all of it"),
+        (
+            (CONV, F.relu),
+            "relu",
+            "F.relu at relu: stands between dequantize and quantize with nn.Conv2d at op0: one "
+            "kernel must do all of it",
+        ),
         ((CONV,), "op0: too many groups", "nn.Conv2d at op0: too many groups"),
         ((CONV,), "aten::convolution", "aten::convolution"),
         ((CONV,), "MaxPool_9723 (Pooling f32)", "MaxPool_9723 (Pooling f32)"),
         ((CONV,), "all of it: no quantized op", "all of it: no quantized op"),
         ((CONV,), "", ""),
     ],
-)  # fmt: skip
+)
 def test_a_report_is_told_in_words_of_the_flow(steps: tuple[Any, ...], report: str, said: str) -> None:
     """Before, a reader saw ``op0``."""
     assert format_float(reference_of(*steps), report) == said

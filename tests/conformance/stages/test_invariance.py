@@ -59,14 +59,26 @@ def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
     case = case_of(torch.relu, IMAGE)
     made = rerun(torch.relu, case)
     assert tried(made) == [
-        "repetition: at once", "channels_last: all inputs", "strided: slices", "strided: expanded",
-        "strided: transposed", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
+        "repetition: at once",
+        "channels_last: all inputs",
+        "strided: slices",
+        "strided: expanded",
+        "strided: transposed",
+        f"batch: 9 rows in parts of {SPLIT}",
+        "threads",
+        "no rows",
+        "operands",
         "repetition: after other inputs",
-    ]  # fmt: skip
+    ]
     check = made.check
     assert (check.claim, check.stage, check.rule, check.outcome, check.verdict, check.cases) == (
-        "a claim", "invariance", "NUM-07", "pass", Verdict.VERIFIED, 10,
-    )  # fmt: skip
+        "a claim",
+        "invariance",
+        "NUM-07",
+        "pass",
+        Verdict.VERIFIED,
+        10,
+    )
 
 
 def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
@@ -81,10 +93,14 @@ def test_each_of_two_inputs_may_be_in_channels_last_alone() -> None:
 @pytest.mark.parametrize(
     ("lowered", "change"),
     (
-        (counting(), REPETITION), (by_batch, BATCH), (by_neighbours, BATCH),
-        (by_layout, CHANNELS_LAST), (by_memory, STRIDED), (by_threads, THREADS),
+        (counting(), REPETITION),
+        (by_batch, BATCH),
+        (by_neighbours, BATCH),
+        (by_layout, CHANNELS_LAST),
+        (by_memory, STRIDED),
+        (by_threads, THREADS),
     ),
-)  # fmt: skip
+)
 def test_a_kernel_that_varies_is_refuted_for_just_that(lowered: Function, change: str) -> None:
     case = case_of(lambda x: x, IMAGE)
     assert differing(lowered, case) == {change}
@@ -158,8 +174,13 @@ def test_nan_equals_nan_and_zeros_of_both_signs_are_equal() -> None:
     right[2] = float("nan")
     fault = compare_outputs(where, BATCH, (left, left), (left, right))
     assert fault is not None and fault.evidence == {
-        "change": BATCH, "output": 1, "index": [[2]], "count": 1, "expected": [1.0], "found": ["nan"],
-    }  # fmt: skip
+        "change": BATCH,
+        "output": 1,
+        "index": [[2]],
+        "count": 1,
+        "expected": [1.0],
+        "found": ["nan"],
+    }
 
 
 def raising(when: Callable[[Tensor], bool]) -> Function:
@@ -230,9 +251,13 @@ def test_indices_are_split_but_keep_their_layout() -> None:
     table = torch.rand(9, 3)
     case = case_of(lambda i: table[i], (4, 2), role=Role.INDEX)
     assert tried(rerun(case.build(), case)) == [
-        "repetition: at once", f"batch: 9 rows in parts of {SPLIT}", "threads", "no rows", "operands",
+        "repetition: at once",
+        f"batch: 9 rows in parts of {SPLIT}",
+        "threads",
+        "no rows",
+        "operands",
         "repetition: after other inputs",
-    ]  # fmt: skip
+    ]
 
 
 def test_recurrent_ops_are_not_split() -> None:

@@ -109,7 +109,7 @@ KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "conv_transpose2d": lambda x, weight: F.conv_transpose2d(
         x[..., None, None], weight.T[..., None, None].contiguous()
     )[..., 0, 0],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

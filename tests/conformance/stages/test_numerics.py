@@ -118,10 +118,16 @@ def test_errors_of_a_step_and_more_excuse_the_next_integer_but_not_the_one_after
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(
     ("v", "q", "expected"),
-    ((20.0, 21, Verdict.QUALITY), (20.6, 20, Verdict.QUALITY), (20.0, 22, Verdict.REFUTED),
-     (20.1, 18.0, Verdict.REFUTED), (20.4, 22, Verdict.REFUTED), (0.0, 255, Verdict.REFUTED),
-     (255.0, 254, Verdict.QUALITY)),
-)  # fmt: skip
+    (
+        (20.0, 21, Verdict.QUALITY),
+        (20.6, 20, Verdict.QUALITY),
+        (20.0, 22, Verdict.REFUTED),
+        (20.1, 18.0, Verdict.REFUTED),
+        (20.4, 22, Verdict.REFUTED),
+        (0.0, 255, Verdict.REFUTED),
+        (255.0, 254, Verdict.QUALITY),
+    ),
+)
 def test_within_one_step_of_a_function_or_not(v: float, q: float, expected: Verdict) -> None:
     assert judged(of(exact(v), q)).verdict is Verdict.REFUTED
     check = judged(of(function(v), q))

@@ -31,9 +31,13 @@ def test_a_class_for_training_with_another_eps(eps: float) -> None:
 
 
 @pytest.mark.rule("OBS-15", "FUS-06")
-@pytest.mark.parametrize(("layers", "rule"), [
-    ((nn.Conv2d(2, 3, 1),), "OBS-15"), ((nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)), "FUS-06"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("layers", "rule"),
+    [
+        ((nn.Conv2d(2, 3, 1),), "OBS-15"),
+        ((nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)), "FUS-06"),
+    ],
+)
 def test_a_prepared_model_that_computes_something_else(layers: Any, rule: str) -> None:
     """By less than what the rounding of weights, and so a comparison with the reference model, would explain."""
     model = nn.Sequential(*layers).eval()

@@ -57,7 +57,9 @@ def config_of(*dtypes: DTypeConfig) -> BackendConfig:
     """Convolutions with all that fuses to them and trains for them, and others; each with these dtype configs."""
     conv_bn_relu = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d, nn.ReLU)).set_fuser_method(fuse_bn)
     entries = [
-        BackendPatternConfig(nn.Conv2d).set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d)
+        BackendPatternConfig(nn.Conv2d)
+        .set_root_module(nn.Conv2d)
+        .set_reference_quantized_module(nnqr.Conv2d)
         .set_qat_module(nnqat.Conv2d),
         BackendPatternConfig(nnqat.Conv2d).set_root_module(nn.Conv2d).set_reference_quantized_module(nnqr.Conv2d),
         conv_bn_relu.set_fused_module(nni.ConvBnReLU2d),
@@ -71,9 +73,8 @@ def config_of(*dtypes: DTypeConfig) -> BackendConfig:
         BackendPatternConfig(nn.Sigmoid),
         BackendPatternConfig(nn.ReLU),
         BackendPatternConfig("tanh_"),
-        BackendPatternConfig(nn.Embedding).set_root_module(nn.Embedding)
-        .set_reference_quantized_module(nnqr.Embedding),
-    ]  # fmt: skip
+        BackendPatternConfig(nn.Embedding).set_root_module(nn.Embedding).set_reference_quantized_module(nnqr.Embedding),
+    ]
     return BackendConfig("c").set_backend_pattern_configs(each.set_dtype_configs(list(dtypes)) for each in entries)
 
 
@@ -112,7 +113,7 @@ CLAIMS = (
     ("nn.Linear", HALF_FIXED, "ptq", {"DTY-01": 2, "DTY-07": 1}),
     ("nn.ReLU", BOUNDED, "qat", {"DTY-01": 1, "DTY-03": 2, "DTY-04": 1, "DTY-07": 1}),
     (".tanh_", STATIC, "ptq", {"DTY-01": 1, "DTY-07": 1}),  # in place: no copy may read what another wrote
-)  # fmt: skip
+)
 
 
 @pytest.mark.rule("DTY-06")
@@ -257,8 +258,14 @@ def test_the_log_must_say_what_was_found_and_why(field: str, monkeypatch: pytest
 def test_a_refused_pattern_has_no_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     claim, config = claim_of("nn.ReLU", STATIC)
     slot = Slot(
-        name="activation_post_process_0", value="edge0_x0", consumers=None, role="input", group=0, rule="OBS-01",
-        scope="", make=qconfig_for(claim).activation,
-    )  # fmt: skip
+        name="activation_post_process_0",
+        value="edge0_x0",
+        consumers=None,
+        role="input",
+        group=0,
+        rule="OBS-01",
+        scope="",
+        make=qconfig_for(claim).activation,
+    )
     monkeypatch.setattr(Placer, "freeze_slots", lambda *_: (slot,))
     assert next(checked(claim, config)).rule == "DTY-06"

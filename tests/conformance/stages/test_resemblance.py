@@ -29,14 +29,17 @@ SPREAD = [40.1, 60.3, 45.6, 77.7, 52.9, 90.2, 33.4, 61.8, 20.45, 5.65]
 @pytest.mark.parametrize(
     ("machine", "looks_like"),
     [
-        (torch.floor, "results lie up to 0.9 LSB below the exact one: looks like truncation (floor); declare "
-                      "Capabilities.requantize if the machine does that"),
+        (
+            torch.floor,
+            "results lie up to 0.9 LSB below the exact one: looks like truncation (floor); declare "
+            "Capabilities.requantize if the machine does that",
+        ),
         (lambda v: (v - 11).trunc() + 11, "nearer to zero than the exact one: looks like truncation towards zero"),
         (torch.ceil, "above the exact one: looks like rounding up (ceil)"),
         (lambda v: (v * 1.005).round(), "looks like a factor that is off by 2^-"),
     ],
     ids=("floor", "truncation", "ceil", "factor"),
-)  # fmt: skip
+)
 def test_what_is_not_declared_is_refuted_and_told_by_its_signs(machine: Any, looks_like: str) -> None:
     v = exact(*SPREAD)
     check = judged(of(v, *machine(v.integers).tolist()))

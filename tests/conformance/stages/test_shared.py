@@ -27,8 +27,9 @@ def product_of(**values: tuple[Any, ...]) -> list[Case]:
     choices = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [
         make_case(f"{number} {regime.name}", regime, **choice)
-        for number, choice in enumerate(choices) for regime in (SIGNED, LARGE_BIAS)
-    ]  # fmt: skip
+        for number, choice in enumerate(choices)
+        for regime in (SIGNED, LARGE_BIAS)
+    ]
 
 
 CASES = product_of(groups=(1, 2, 8), padding=(0, 1, (1, 2), "same"), bias=(True, False), mode=("zeros", "reflect", "x"))
@@ -44,15 +45,17 @@ CASES = product_of(groups=(1, 2, 8), padding=(0, 1, (1, 2), "same"), bias=(True,
         (lambda case: case.arguments["mode"] != "reflect", ["mode ≠ reflect"]),
         (lambda case: not case.arguments["bias"], ["bias = False"]),
         (lambda case: case.regime is LARGE_BIAS, ["regime = large_bias"]),
-        (lambda case: case.arguments["groups"] > 1 and case.regime is LARGE_BIAS,
-         ["groups > 1 and regime = large_bias"]),
+        (
+            lambda case: case.arguments["groups"] > 1 and case.regime is LARGE_BIAS,
+            ["groups > 1 and regime = large_bias"],
+        ),
         (lambda case: case.arguments["groups"] > 1 and case.arguments["padding"] != 0, ["groups > 1 and padding ≠ 0"]),
         (lambda case: case.arguments["groups"] > 1 or not case.arguments["bias"], ["groups > 1 or bias = False"]),
         (lambda case: case.arguments["groups"] > 1 or (not case.arguments["bias"] and case.regime is SIGNED), []),
         (lambda case: True, []),
         (lambda case: False, []),
     ],
-)  # fmt: skip
+)
 def test_the_condition_that_separates_is_found(fails: Callable[[Case], bool], said: list[str]) -> None:
     failing = {case.name for case in CASES if fails(case)}
     assert find_shared(CASES, failing) == said

@@ -86,9 +86,15 @@ class Session:
     """A run with claims of given names, whose tests report what a test says."""
 
     def __init__(
-        self, folder: Path, names: Iterable[str], *, jobs: Iterable[str] = (), selected: int = 99,
-        waivers: Iterable[WaiverEntry] = (), **changes: Any,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        names: Iterable[str],
+        *,
+        jobs: Iterable[str] = (),
+        selected: int = 99,
+        waivers: Iterable[WaiverEntry] = (),
+        **changes: Any,
+    ) -> None:
         self.claims = tuple(claim(name) for name in names)
         self.jobs = tuple(job(name) for name in jobs)
         units: tuple[Unit, ...] = (*self.claims, *self.jobs)
@@ -96,14 +102,23 @@ class Session:
         known = [unit.id for unit in units]
         chosen = [unit for unit in (*self.jobs, *self.claims) if unit.id in known[:selected]]
         header = replace(
-            open_run(given, fakes.Good()).make_header(), config_name="c", claims_in_config=len(self.claims),
-            claims=sum(unit.kind == "claim" for unit in chosen), pairs=len(self.claims),
+            open_run(given, fakes.Good()).make_header(),
+            config_name="c",
+            claims_in_config=len(self.claims),
+            claims=sum(unit.kind == "claim" for unit in chosen),
+            pairs=len(self.claims),
             claims_sha256=digest_ids(each.id for each in self.claims),
-        )  # fmt: skip
+        )
         outline = Outline(
-            header=header, units=tuple(chosen), known=tuple(known), claims=tuple(each.id for each in self.claims),
-            stages=STAGES, sources=(), left_out=(), waiver_file=None,
-        )  # fmt: skip
+            header=header,
+            units=tuple(chosen),
+            known=tuple(known),
+            claims=tuple(each.id for each in self.claims),
+            stages=STAGES,
+            sources=(),
+            left_out=(),
+            waiver_file=None,
+        )
         given_waivers = Waivers(tuple(waivers), TODAY, given.is_complete)
         setup = Setup(options=given, text="")
         self.run = Run(setup=setup, outline=outline, waivers=given_waivers, sources_sha256="0" * 64)

@@ -29,36 +29,60 @@ from torchao.quantization.pt2e.quantizer import (
 
 aten = torch.ops.aten
 ACTIVATION = QuantizationSpec(
-    dtype=torch.uint8, quant_min=0, quant_max=255, qscheme=torch.per_tensor_affine,
+    dtype=torch.uint8,
+    quant_min=0,
+    quant_max=255,
+    qscheme=torch.per_tensor_affine,
     observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=2**-12),
-)  # fmt: skip
+)
 WEIGHT = QuantizationSpec(
-    dtype=torch.int8, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=0,
+    dtype=torch.int8,
+    quant_min=-127,
+    quant_max=127,
+    qscheme=torch.per_channel_symmetric,
+    ch_axis=0,
     observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
-)  # fmt: skip
+)
 DYNAMIC = QuantizationSpec(
-    dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_affine, is_dynamic=True,
+    dtype=torch.int8,
+    quant_min=-128,
+    quant_max=127,
+    qscheme=torch.per_tensor_affine,
+    is_dynamic=True,
     observer_or_fake_quant_ctr=PlaceholderObserver.with_args(eps=2**-10),
-)  # fmt: skip
+)
 SIGMOID = FixedQParamsQuantizationSpec(dtype=torch.uint8, scale=1 / 256, zero_point=0, quant_min=0, quant_max=255)
 FLOAT8 = QuantizationSpec(dtype=torch.float8_e4m3fn, observer_or_fake_quant_ctr=PlaceholderObserver)
 INT16 = QuantizationSpec(
-    dtype=torch.int16, quant_min=-(2**15), quant_max=2**15 - 1, qscheme=torch.per_tensor_affine,
+    dtype=torch.int16,
+    quant_min=-(2**15),
+    quant_max=2**15 - 1,
+    qscheme=torch.per_tensor_affine,
     observer_or_fake_quant_ctr=MinMaxObserver,
-)  # fmt: skip
+)
 SYMMETRIC = QuantizationSpec(
-    dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric,
+    dtype=torch.int8,
+    quant_min=-128,
+    quant_max=127,
+    qscheme=torch.per_tensor_symmetric,
     observer_or_fake_quant_ctr=MinMaxObserver,
-)  # fmt: skip
+)
 ALONG_INPUTS = replace(WEIGHT, ch_axis=1)
 TRAINED_ACTIVATION = QuantizationSpec(
-    dtype=torch.uint8, quant_min=0, quant_max=255, qscheme=torch.per_tensor_affine,
+    dtype=torch.uint8,
+    quant_min=0,
+    quant_max=255,
+    qscheme=torch.per_tensor_affine,
     observer_or_fake_quant_ctr=FakeQuantize.with_args(observer=MovingAverageMinMaxObserver),
-)  # fmt: skip
+)
 TRAINED_WEIGHT = QuantizationSpec(
-    dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=0,
+    dtype=torch.int8,
+    quant_min=-128,
+    quant_max=127,
+    qscheme=torch.per_channel_symmetric,
+    ch_axis=0,
     observer_or_fake_quant_ctr=FakeQuantize.with_args(observer=MovingAveragePerChannelMinMaxObserver),
-)  # fmt: skip
+)
 
 Annotate = Callable[[Node], None]
 
@@ -158,9 +182,14 @@ def derived_bias(node: Node) -> DerivedQuantizationSpec:
         return scale * weight_scale, torch.zeros_like(weight_scale, dtype=torch.int32)
 
     return DerivedQuantizationSpec(
-        derived_from=[(node.args[0], node), (node.args[1], node)], derive_qparams_fn=multiply, dtype=torch.int32,
-        quant_min=-(2**31), quant_max=2**31 - 1, qscheme=torch.per_channel_symmetric, ch_axis=0,
-    )  # fmt: skip
+        derived_from=[(node.args[0], node), (node.args[1], node)],
+        derive_qparams_fn=multiply,
+        dtype=torch.int32,
+        quant_min=-(2**31),
+        quant_max=2**31 - 1,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+    )
 
 
 def refuse(node: Node) -> None:

@@ -96,8 +96,19 @@ def kill_after_a_claim(folder: Path, backend: str, *options: str, **variables: s
 def options(folder: Path, **changes: Any) -> Options:
     """The options of a plain run, changed where a test asks."""
     plain = Options(
-        backend="fakes:Good", report_dir=folder, seed=3, profile="full", max_examples=None, claims=(),
-        list_claims=False, allow_quality=False, claim_timeout=60.0, waivers=None, no_waivers=False, isa=None,
-        shard=None, baseline=None,
-    )  # fmt: skip
+        backend="fakes:Good",
+        report_dir=folder,
+        seed=3,
+        profile="full",
+        max_examples=None,
+        claims=(),
+        list_claims=False,
+        allow_quality=False,
+        claim_timeout=60.0,
+        waivers=None,
+        no_waivers=False,
+        isa=None,
+        shard=None,
+        baseline=None,
+    )
     return dataclasses.replace(plain, **changes)

@@ -49,12 +49,15 @@ def inputs_for(case: Case) -> list[NamedInputs]:
     torch.manual_seed(0)
     is_index = [each.role is Role.INDEX for each in case.inputs]
     return [
-        NamedInputs(name, tuple(
-            torch.randint(0, 9, each.shape) if index else torch.rand(each.shape).mul(64).round() - 32
-            for each, index in zip(case.inputs, is_index, strict=True)
-        ))
+        NamedInputs(
+            name,
+            tuple(
+                torch.randint(0, 9, each.shape) if index else torch.rand(each.shape).mul(64).round() - 32
+                for each, index in zip(case.inputs, is_index, strict=True)
+            ),
+        )
         for name in ("first", "second")
-    ]  # fmt: skip
+    ]
 
 
 def filled_with(value: float, shape: tuple[int, ...]) -> list[NamedInputs]:
@@ -101,7 +104,7 @@ def rerun(
     (name, inputs), (_, others) = inputs_for(case) if named is None else named
     repeat = RepeatRun(
         case=case, name=name, inputs=inputs, lowered=hold(lowered), first=first, steps=allowed_steps_of(capabilities)
-    )  # fmt: skip
+    )
     faults = list(compare_changes(repeat, others, capabilities, left_out=without))
     return Rerun(compared=repeat.compared, faults=faults)
 

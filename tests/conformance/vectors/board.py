@@ -134,10 +134,21 @@ def dig_and_die(answers: Path, folder: Path) -> None:
 FAULTS: dict[str, Callable[[Path, Path], None]] = {
     each.__name__: each
     for each in (
-        hang, die, exit_with_3, flood, write_half, write_half_and_end, refuse, forget, leave_a_child, leave_a_daemon,
-        stop_the_parent, kill_the_parent, dig_and_die,
+        hang,
+        die,
+        exit_with_3,
+        flood,
+        write_half,
+        write_half_and_end,
+        refuse,
+        forget,
+        leave_a_child,
+        leave_a_daemon,
+        stop_the_parent,
+        kill_the_parent,
+        dig_and_die,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main()

@@ -34,9 +34,14 @@ def make_options(backend: str, *, claims: tuple[str, ...] = (), outputs: Path | 
     """Return the options of a quick run, or of a run on ``vectors:DIR``."""
     profile = "full" if outputs else "quick"
     return Options(
-        backend=backend, report_dir=Path(), seed=0, profile=profile, claim_timeout=CLAIM_TIMEOUTS[profile],
-        claims=claims, outputs=outputs,
-    )  # fmt: skip
+        backend=backend,
+        report_dir=Path(),
+        seed=0,
+        profile=profile,
+        claim_timeout=CLAIM_TIMEOUTS[profile],
+        claims=claims,
+        outputs=outputs,
+    )
 
 
 def write_bundle(folder: Path, backend: str = "reference", claims: tuple[str, ...] = CLAIMS) -> None:

@@ -29,9 +29,18 @@ from tests.support.warm_python import run_python
 
 CLAIMS = tuple(
     f"{op}/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
-    for op in ("torch.add", "torch.mul", "torch.cat", "nn.ReLU", "nn.MaxPool2d", "nn.Hardswish", "torch.mean", "F.elu",
-               "nn.AvgPool2d")
-)  # fmt: skip
+    for op in (
+        "torch.add",
+        "torch.mul",
+        "torch.cat",
+        "nn.ReLU",
+        "nn.MaxPool2d",
+        "nn.Hardswish",
+        "torch.mean",
+        "F.elu",
+        "nn.AvgPool2d",
+    )
+)
 WRONG = {
     CLAIMS[0]: ("hang", Verdict.TIMEOUT, "did not end within 3 s"),
     CLAIMS[1]: ("die", Verdict.CRASHED, "bus error"),
@@ -76,8 +85,14 @@ def write_command(
     (folder / "plan.json").write_text(json.dumps(plan))
     program = Path(__file__).with_name("board.py")
     words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
-    known = {"name": "a_board", "config": "backends.reference:ReferenceBackend", "command": words, "timeout": 3,
-             "batch": 8, "refused": [REFUSES]}  # fmt: skip
+    known = {
+        "name": "a_board",
+        "config": "backends.reference:ReferenceBackend",
+        "command": words,
+        "timeout": 3,
+        "batch": 8,
+        "refused": [REFUSES],
+    }
     lines = [f"{key} = {json.dumps(value)}" for key, value in (known | settings).items()]
     path = folder / "board.toml"
     path.write_text("\n".join(lines) + "\n")
@@ -88,9 +103,18 @@ def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, t
     """Run the suite on a command; return verdict and reason of each claim."""
     chosen = [f"--claim={claim}" for claim in claims or CLAIMS]
     words = (
-        "-m", "pytest", "--pyargs", "conformance", f"--backend=command:{file}", "--profile=quick", "-q", f"-n{workers}",
-        "-pno:cacheprovider", f"--report-dir={folder}", *chosen,
-    )  # fmt: skip
+        "-m",
+        "pytest",
+        "--pyargs",
+        "conformance",
+        f"--backend=command:{file}",
+        "--profile=quick",
+        "-q",
+        f"-n{workers}",
+        "-pno:cacheprovider",
+        f"--report-dir={folder}",
+        *chosen,
+    )
     done = run_python(*words, cwd=file.parent, timeout=150)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -136,9 +136,10 @@ FILES: dict[str, tuple[Damage, str]] = {
     "a run's status a text": (write_output(STATUS, '{"runs": {"0": "done"}}'), "write an object"),
     "execution no JSON": (write_output("execution.json", "{"), "execution.json cannot be read"),
     "execution of numbers": (
-        write_output("execution.json", '{"quantized_ops": [1], "float_fallbacks": []}'), "lists of texts",
+        write_output("execution.json", '{"quantized_ops": [1], "float_fallbacks": []}'),
+        "lists of texts",
     ),
-}  # fmt: skip
+}
 """Damages of one case that its files show: words of the error."""
 
 OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
@@ -147,30 +148,35 @@ OUTPUTS: dict[str, tuple[Damage, Verdict, str]] = {
     "execution of nothing": (write_output("execution.json", "{}"), Verdict.REFUTED, "lists of texts"),
     "NaN": (
         change_arrays(lambda arrays: arrays.update(r0_o0=arrays["r0_o0"] * np.float32("nan"))),
-        Verdict.REFUTED, "not finite",
+        Verdict.REFUTED,
+        "not finite",
     ),
     "a repetition that differs": (
         change_arrays(lambda arrays: arrays.update({_last(arrays, 1): arrays[_last(arrays, 1)] * 0})),
-        Verdict.REFUTED, "gave another",
+        Verdict.REFUTED,
+        "gave another",
     ),
     "a run between others that differs": (
         change_arrays(lambda arrays: arrays.update({_last(arrays, 2): arrays[_last(arrays, 2)] * 0})),
-        Verdict.REFUTED, "have the same inputs and other outputs",
+        Verdict.REFUTED,
+        "have the same inputs and other outputs",
     ),
     "refused": (write_output(STATUS, '{"status": "refused", "reason": "no add"}'), Verdict.REFUTED, "no add"),
     "crashed": (write_output(STATUS, '{"status": "crashed", "reason": "bus error"}'), Verdict.CRASHED, "bus error"),
     "timed out": (write_output(STATUS, '{"status": "timeout"}'), Verdict.TIMEOUT, "gave no reason"),
     "a run that raised": (
         write_output(STATUS, '{"status": "done", "runs": {"0": {"status": "raised", "reason": "no memory"}}}'),
-        Verdict.REFUTED, "no memory",
+        Verdict.REFUTED,
+        "no memory",
     ),
     "float fallback": (
         write_output("execution.json", '{"quantized_ops": [], "float_fallbacks": ["add"]}'),
-        Verdict.FALLBACK, "runs in float",
+        Verdict.FALLBACK,
+        "runs in float",
     ),
     "inputs truncated": (cut(inputs_of), Verdict.UNEXERCISED, "was changed: its sha256 is not the manifest's"),
     "inputs gone": (lambda made, case: inputs_of(made, case).unlink(), Verdict.UNEXERCISED, "write the bundle anew"),
-}  # fmt: skip
+}
 """Damages of one case: the verdict on its claim, and words of the reason."""
 
 WHOLE: dict[str, tuple[Damage, str]] = {
@@ -181,7 +187,8 @@ WHOLE: dict[str, tuple[Damage, str]] = {
         "at most 268435456 are read",
     ),
     "description empty": (
-        change_json(lambda made: made.bundle / "judge" / "judge.json", "description", {}), "its description: KeyError",
+        change_json(lambda made: made.bundle / "judge" / "judge.json", "description", {}),
+        "its description: KeyError",
     ),
     "seed a text": (
         change_json(lambda made: made.bundle / "judge" / "judge.json", "options", {"seed": "x", "profile": "quick"}),
@@ -196,9 +203,10 @@ WHOLE: dict[str, tuple[Damage, str]] = {
     ),
     "newer schema": (change_json(lambda made: made.bundle / "judge" / "judge.json", "schema", 99), "schema 99"),
     "plan of a list": (
-        lambda made, case: (made.bundle / "judge" / "judge.json").write_text("[]"), "is no bundle: TypeError",
+        lambda made, case: (made.bundle / "judge" / "judge.json").write_text("[]"),
+        "is no bundle: TypeError",
     ),
-}  # fmt: skip
+}
 """Damages after which nothing is judged: words of the error."""
 
 

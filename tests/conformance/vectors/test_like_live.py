@@ -35,7 +35,7 @@ SAMPLE = (
     "nn.PReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight",
     "nn.LSTM/dynamic:in=quint8,w=qint8,b=float32,out=float32/ptq/per_tensor_symmetric",
     "model/branches/ptq/quint8/per_channel_symmetric",
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow
@@ -90,5 +90,6 @@ def test_the_results_of_several_boards_are_joined(runs: Runs, tmp_path: Path) ->
         files.append(runs.lines([runs.check(f"claim {place}"), runs.claim(f"claim {place}")], **about))
     merged = merge(files, tmp_path / "merged.jsonl")
     assert merged.header.versions == {
-        BUNDLE: "sha256 a1; sha256 a2", HANDED_IN: "1 files, sha256 b1; 1 files, sha256 b2"
-    }  # fmt: skip
+        BUNDLE: "sha256 a1; sha256 a2",
+        HANDED_IN: "1 files, sha256 b1; 1 files, sha256 b2",
+    }

@@ -73,9 +73,14 @@ def test_training_changes_the_weights() -> None:
 
 
 @pytest.mark.rule("QCM-02")
-@pytest.mark.parametrize(("name", "dtypes"), [
-    ("qnnpack", (torch.qint8, torch.quint8)), ("fbgemm", (torch.quint8,)), ("onednn", (torch.quint8,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("qnnpack", (torch.qint8, torch.quint8)),
+        ("fbgemm", (torch.quint8,)),
+        ("onednn", (torch.quint8,)),
+    ],
+)
 def test_the_dtypes_of_activations_are_the_configs(name: NativeName, dtypes: tuple[torch.dtype, ...]) -> None:
     claims = enumerate_claims(native_config(name), bench().capabilities)
     assert activation_dtypes_of(claims) == dtypes

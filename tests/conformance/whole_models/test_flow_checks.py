@@ -71,8 +71,11 @@ def convolutions() -> nn.Module:
 
 
 def functional() -> nn.Module:
-    return Model(lambda m, x: F.linear(torch.sigmoid(F.linear(x, m.first, m.bias)), m.first),
-                 first=nn.Parameter(torch.randn(8, 8)), bias=nn.Parameter(torch.randn(8)))  # fmt: skip
+    return Model(
+        lambda m, x: F.linear(torch.sigmoid(F.linear(x, m.first, m.bias)), m.first),
+        first=nn.Parameter(torch.randn(8, 8)),
+        bias=nn.Parameter(torch.randn(8)),
+    )
 
 
 def layers() -> nn.Module:
@@ -136,8 +139,14 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], QConfigMapping, Tensor]] = {
 
 
 ROUNDED = (
-    "static", "dynamic", "float16", "recurrent", "embedding of four bits", "standalone", "custom module with a weight",
-)  # fmt: skip
+    "static",
+    "dynamic",
+    "float16",
+    "recurrent",
+    "embedding of four bits",
+    "standalone",
+    "custom module with a weight",
+)
 """Kinds that differ in what rounds."""
 
 
@@ -251,12 +260,18 @@ def other_number(model: Any) -> None:
     node.args = (node.args[0], 2, 2, 1)
 
 
-@pytest.mark.parametrize(("change", "node", "told"), [
-    (other_stride, "skip", "of shape (2, 4, 8, 8), not (2, 4, 6, 6)"),
-    (other_number, "avg_pool2d", "of shape (2, 4, 4, 4), not (2, 4, 3, 3)"),
-    (lambda model: setattr(layer_of(model.conv), "bias", nn.Parameter(layer_of(model.conv).bias + 1)), "conv",
-     "rounding explains"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "node", "told"),
+    [
+        (other_stride, "skip", "of shape (2, 4, 8, 8), not (2, 4, 6, 6)"),
+        (other_number, "avg_pool2d", "of shape (2, 4, 4, 4), not (2, 4, 3, 3)"),
+        (
+            lambda model: setattr(layer_of(model.conv), "bias", nn.Parameter(layer_of(model.conv).bias + 1)),
+            "conv",
+            "rounding explains",
+        ),
+    ],
+)
 def test_what_convert_changes_beside_rounding_is_found(change: Any, node: str, told: str) -> None:
     _, floating, reference = flowed(convolutions, changed(change), STATIC, IMAGES)
     message = found(check_reference(floating, reference, (IMAGES,)), "CVT-01", node)
@@ -288,11 +303,18 @@ def test_a_dequantize_by_another_scale_is_found() -> None:
     assert "x is quantized by (" in found(check_roundings(floating, reference, can_clip=False), "CVT-01", "x")
 
 
-@pytest.mark.parametrize(("kind", "target", "name"), [
-    ("static", "skip", "weight"), ("dynamic, per channel", "2", "weight"),
-    ("float16", "2", "weight"), ("recurrent", "lstm", "weight_hh_l1"), ("cell", "cell", "weight_ih"),
-    ("embedding", "table", "weight"), ("embedding of four bits", "table", "weight"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "target", "name"),
+    [
+        ("static", "skip", "weight"),
+        ("dynamic, per channel", "2", "weight"),
+        ("float16", "2", "weight"),
+        ("recurrent", "lstm", "weight_hh_l1"),
+        ("cell", "cell", "weight_ih"),
+        ("embedding", "table", "weight"),
+        ("embedding of four bits", "table", "weight"),
+    ],
+)
 def test_a_weight_that_is_not_the_float_models_is_found(kind: str, target: str, name: str) -> None:
     """One element, two steps away: within the range that is left to it."""
     make, mapping, x = KINDS[kind]
@@ -351,11 +373,14 @@ def replace_weight(model: Any) -> None:
 
 
 @pytest.mark.rule("OBS-15", "CVT-01", "CVT-02")
-@pytest.mark.parametrize(("name", "change", "rule", "node"), [
-    ("prepare_fx", enlarge, "OBS-15", "after"),
-    ("convert", enlarge, "CVT-01", "after"),
-    ("convert", replace_weight, "CVT-02", "after"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "change", "rule", "node"),
+    [
+        ("prepare_fx", enlarge, "OBS-15", "after"),
+        ("convert", enlarge, "CVT-01", "after"),
+        ("convert", replace_weight, "CVT-02", "after"),
+    ],
+)
 def test_a_network_that_the_flow_changes_is_unexercised(
     monkeypatch: pytest.MonkeyPatch, name: str, change: Any, rule: str, node: str
 ) -> None:
@@ -380,9 +405,14 @@ def test_few_bits_are_a_small_ratio_and_no_fault() -> None:
     setup = ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_tensor_symmetric")
     torch.manual_seed(1)
     unit = ModelUnit(
-        id="a model", model=convolutions(), claims=claims, setup=setup, calibration=[(IMAGES,)],
-        mapping=every(QConfig(two, weight)), draw=lambda _: [(IMAGES,)],
-    )  # fmt: skip
+        id="a model",
+        model=convolutions(),
+        claims=claims,
+        setup=setup,
+        calibration=[(IMAGES,)],
+        mapping=every(QConfig(two, weight)),
+        draw=lambda _: [(IMAGES,)],
+    )
     made = quantize_model(bench, unit)
     [ratio] = made.float_db
     assert isinstance(ratio, float) and ratio < 12

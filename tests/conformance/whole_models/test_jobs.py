@@ -41,9 +41,16 @@ IN_INTEGERS = ("residual", "branches", "cat_of_ranges", "shared_relu", "shared_l
 
 
 FURTHER = frozenset(
-    {"nn.Identity", "nni.ConvBn2d", "nnqat.Linear", "nnqat.Conv2d", "nniqat.ConvBn2d", "nniqat.ConvReLU2d",
-     "nniqat.LinearReLU"}
-)  # fmt: skip
+    {
+        "nn.Identity",
+        "nni.ConvBn2d",
+        "nnqat.Linear",
+        "nnqat.Conv2d",
+        "nniqat.ConvBn2d",
+        "nniqat.ConvReLU2d",
+        "nniqat.LinearReLU",
+    }
+)
 
 
 class Backend(IntegerBackend):
@@ -90,21 +97,26 @@ def _swapped(honest: Any, x: Integers, y: Integers) -> Sum:
 
 def _rolled(honest: Any, values: list[Integers], dim: int) -> Integers:
     joined: Integers = honest(values, dim)
-    return Integers(q=joined.q.roll(1, dim), scale=joined.scale, zero_point=joined.zero_point, low=joined.low,
-                    high=joined.high)  # fmt: skip
+    return Integers(
+        q=joined.q.roll(1, dim), scale=joined.scale, zero_point=joined.zero_point, low=joined.low, high=joined.high
+    )
 
 
 ONE_WRONG: list[tuple[str, str, Make, str, str]] = [
-    ("residual", "bias", varied("with_bias", lambda honest, total, bias: total), "relu",
-     "nn.Conv2d+nn.ReLU"),
+    ("residual", "bias", varied("with_bias", lambda honest, total, bias: total), "relu", "nn.Conv2d+nn.ReLU"),
     ("residual", "add", varied("add", _swapped), "relu_1", "operator.add+nn.ReLU"),
     ("branches", "max_pool", varied("maximum", lambda honest, pool, x: x.q), "pool", "nn.MaxPool2d"),
     ("cat_of_ranges", "cat", varied("cat", _rolled), "cat", "torch.cat"),
     ("cat_of_ranges", "mul", varied("mul", _swapped), "mul", "operator.mul"),
     ("shared_relu", "bias", varied("with_bias", lambda honest, total, bias: total), "first", "nni.LinearReLU"),
-    ("resnet", "average", varied("average", lambda honest, pool, x: 2 * honest(pool, x)), "average",
-     "nn.AdaptiveAvgPool2d"),
-]  # fmt: skip
+    (
+        "resnet",
+        "average",
+        varied("average", lambda honest, pool, x: 2 * honest(pool, x)),
+        "average",
+        "nn.AdaptiveAvgPool2d",
+    ),
+]
 
 
 @pytest.mark.slow
@@ -328,9 +340,13 @@ class Unknown(nn.Module):
         return torch.special.bessel_j0(self.linear(x))
 
 
-@pytest.mark.parametrize(("kernels", "verdict"), [
-    (Kernels, Verdict.UNEXERCISED), (varied("with_bias", lambda honest, total, bias: total), Verdict.REFUTED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernels", "verdict"),
+    [
+        (Kernels, Verdict.UNEXERCISED),
+        (varied("with_bias", lambda honest, total, bias: total), Verdict.REFUTED),
+    ],
+)
 def test_without_an_oracle_for_the_whole_the_patterns_are_judged_alone(
     monkeypatch: pytest.MonkeyPatch, kernels: Make, verdict: Verdict
 ) -> None:

@@ -20,9 +20,20 @@ from torch.fx import GraphModule, Node
 
 SHOWN = 4  # tensors of so many elements are written out; larger ones are shown by a digest of their bytes
 ATTRIBUTES = (
-    "dtype", "qscheme", "quant_min", "quant_max", "eps", "ch_axis", "is_dynamic", "averaging_constant", "bins",
-    "weight_dtype", "weight_qscheme", "weight_axis", "is_decomposed",
-)  # fmt: skip
+    "dtype",
+    "qscheme",
+    "quant_min",
+    "quant_max",
+    "eps",
+    "ch_axis",
+    "is_dynamic",
+    "averaging_constant",
+    "bins",
+    "weight_dtype",
+    "weight_qscheme",
+    "weight_axis",
+    "is_decomposed",
+)
 QPARAMS = re.compile(r"(, )?\b(scale|zero_point)=[^,]+")  # in a module's repr: numbers, and part of its state
 
 
@@ -164,9 +175,11 @@ class _Writer:
         if node.op == "call_method":
             return f".{node.target}", "", f".{node.target}"
         target: Any = node.target
-        name = str(target) if hasattr(target, "overloads") or hasattr(target, "_schema") else (
-            f"{getattr(target, '__module__', None) or ''}.{getattr(target, '__name__', target)}"
-        )  # fmt: skip
+        name = (
+            str(target)
+            if hasattr(target, "overloads") or hasattr(target, "_schema")
+            else (f"{getattr(target, '__module__', None) or ''}.{getattr(target, '__name__', target)}")
+        )
         return name, "", name
 
     def module(self, module: nn.Module) -> tuple[str, str, str]:

@@ -166,7 +166,8 @@ WRONG = {
     "one norm, no bias": of(lambda m, x: (m.norm(m.conv(x)), m.norm(m.conv(x + 1))), Kind.BIAS_LOST, bias=False),
     "one norm, two biases": of(
         lambda m, x: (m.norm(m.conv(x)), m.norm(F.conv2d(x, m.conv.weight, m.second))),
-        Kind.BIAS_LOST, second=parameter(2),
+        Kind.BIAS_LOST,
+        second=parameter(2),
     ),
     "called without the norm": of(lambda m, x: (m.norm(m.conv(x)), m.conv(x + 1)), Kind.TENSOR_READ),
     "a regulariser": of(lambda m, x: (m.norm(m.conv(x)), m.conv.weight.square().sum()), Kind.TENSOR_READ),
@@ -174,19 +175,21 @@ WRONG = {
     "tied": Folded(Tied, (Kind.TENSOR_READ,)),
     "one bias of two layers": of(
         lambda m, x: (m.norm(m.conv(x)), m.other(F.conv2d(x, m.weight, m.conv.bias))),
-        Kind.TENSOR_READ, Kind.TENSOR_READ, weight=parameter(2, 2, 1, 1),
+        Kind.TENSOR_READ,
+        Kind.TENSOR_READ,
+        weight=parameter(2, 2, 1, 1),
     ),
     "the name of the new bias": of(
         lambda m, x: (m.norm(F.conv2d(x, m.weight)), m.weight_bias + 1),
-        Kind.NAME_TAKEN, weight=parameter(2, 2, 3, 3), weight_bias=parameter(2),
+        Kind.NAME_TAKEN,
+        weight=parameter(2, 2, 3, 3),
+        weight_bias=parameter(2),
     ),
     "statistics of the batch": of(
         lambda m, x: _normalize(m, m.conv(x), m.norm.weight, eps=1.0, training=True), Kind.BATCH_STATISTICS
     ),
-    "no batch": Folded(
-        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), norm_of_rows(4)), (Kind.WITHOUT_BATCH,), ((2, 6),)
-    ),
-}  # fmt: skip
+    "no batch": Folded(lambda: nn.Sequential(nn.Conv1d(2, 4, 3), norm_of_rows(4)), (Kind.WITHOUT_BATCH,), ((2, 6),)),
+}
 """Models that prepare_pt2e changes, and what is named."""
 
 REFUSED = {
@@ -194,19 +197,20 @@ REFUSED = {
     "a constant": Folded(Constant, (Kind.RAISES,)),
     "a weight that is computed": of(lambda m, x: m.norm(F.conv2d(x, m.conv.weight * 2)), Kind.RAISES),
     "a weight that is an input": Folded(
-        lambda: Model(lambda m, x, w: m.norm(F.conv2d(x, w)), norm=norm()), (Kind.RAISES,),
+        lambda: Model(lambda m, x, w: m.norm(F.conv2d(x, w)), norm=norm()),
+        (Kind.RAISES,),
         ((2, 2, 4, 4), (2, 2, 3, 3)),
     ),
-    "a norm's weight that is computed": of(
-        lambda m, x: _normalize(m, m.conv(x), m.norm.weight + 1), Kind.RAISES
-    ),
+    "a norm's weight that is computed": of(lambda m, x: _normalize(m, m.conv(x), m.norm.weight + 1), Kind.RAISES),
     "a buffer of the new bias's name": of(
         lambda m, x: (m.norm(F.conv2d(x, m.weight)), m.weight_bias + 1),
-        Kind.RAISES, weight=parameter(2, 2, 3, 3), weight_bias=torch.ones(2),
+        Kind.RAISES,
+        weight=parameter(2, 2, 3, 3),
+        weight_bias=torch.ones(2),
     ),
     "no statistics": Folded(lambda: nn.Sequential(conv(), norm(eps=1.0, track_running_stats=False)), (Kind.RAISES,)),
     "transposed, in groups": Folded(
         lambda: nn.Sequential(nn.ConvTranspose2d(2, 4, 2, groups=2), norm(4)), (Kind.RAISES,)
     ),
-}  # fmt: skip
+}
 """Models for which torchao raises."""

@@ -58,9 +58,15 @@ class Block(nn.Module):
 
 
 FLOWS_NAMES = (
-    "activation_post_process_0", "activation_post_process_2", "_scale_0", "_zero_point_0", "blocks_0_parts_0_scale_0",
-    "blocks_0_parts_0_input_zero_point_0", "_packed_weight_0", "mul_folded",
-)  # fmt: skip
+    "activation_post_process_0",
+    "activation_post_process_2",
+    "_scale_0",
+    "_zero_point_0",
+    "blocks_0_parts_0_scale_0",
+    "blocks_0_parts_0_input_zero_point_0",
+    "_packed_weight_0",
+    "mul_folded",
+)
 
 
 class Generated(nn.Module):

@@ -125,14 +125,16 @@ OPS: dict[str, Op] = {
     "attention": _function(_attention, WORDS, WORDS),
     # to another shape
     "head": Op(
-        takes=(MAPS,), make=lambda: nn.Linear(4, 8), gives=ROWS,
+        takes=(MAPS,),
+        make=lambda: nn.Linear(4, 8),
+        gives=ROWS,
         call=lambda m, x: m(F.adaptive_avg_pool2d(x, (1, 1)).flatten(1)),
     ),
     "mean of maps": _function(lambda x: x.mean([2, 3]).repeat(1, 2), MAPS, gives=ROWS),
     "mean of words": _function(lambda x: torch.mean(x, dim=1), WORDS, gives=ROWS),
     "last word": _function(lambda x: x[:, -1], WORDS, gives=ROWS),
     "words": _function(lambda x: torch.stack([x, x, x, x, x], dim=1), ROWS, gives=WORDS),
-}  # fmt: skip
+}
 
 
 # ---- what torch does wrong, or cannot trace ------------------------------------------------------------------------
@@ -234,10 +236,11 @@ CONSTRUCTS: dict[str, Op] = {
         takes=(ROWS,), make=lambda: nn.Linear(8, 8), call=lambda m, x: F.linear(x, m.weight * 0.5, m.bias + 1)
     ),
     "standardized weight": Op(
-        takes=(MAPS,), make=lambda: nn.Conv2d(4, 4, 1),
+        takes=(MAPS,),
+        make=lambda: nn.Conv2d(4, 4, 1),
         call=lambda m, x: F.conv2d(x, (m.weight - m.weight.mean()) / (m.weight.std() + 1e-5)),
     ),
-}  # fmt: skip
+}
 
 
 # ---- calls in every spelling ---------------------------------------------------------------------------------------
@@ -268,9 +271,14 @@ def _linear(m: Any, x: Tensor) -> dict[str, tuple[Any, Any]]:
 
 def _conv(m: Any, x: Tensor) -> dict[str, tuple[Any, Any]]:
     return {
-        "input": (x, _X), "weight": (m.weight, _X), "bias": (m.bias, None), "stride": (1, 1), "padding": (0, 0),
-        "dilation": (1, 1), "groups": (1, 1),
-    }  # fmt: skip
+        "input": (x, _X),
+        "weight": (m.weight, _X),
+        "bias": (m.bias, None),
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "groups": (1, 1),
+    }
 
 
 def _norm(m: Any, x: Tensor) -> dict[str, tuple[Any, Any]]:
@@ -294,15 +302,21 @@ SPELLED: dict[str, tuple[Callable[..., Any], Arguments, tuple[str, ...], Callabl
     "torch.matmul": (torch.matmul, lambda m, x, y: {"input": (x, _X), "other": (y.t() @ y, _X)}, (ROWS, ROWS), None),
     "F.relu": (F.relu, lambda m, x: {"input": (x, _X), "inplace": (False, False)}, (ANY,), None),
     "F.hardtanh": (
-        F.hardtanh, lambda m, x: {"input": (x, _X), "min_val": (-1.0, -1.0), "max_val": (1.0, 1.0)}, (ANY,), None
+        F.hardtanh,
+        lambda m, x: {"input": (x, _X), "min_val": (-1.0, -1.0), "max_val": (1.0, 1.0)},
+        (ANY,),
+        None,
     ),
     "F.dropout": (F.dropout, lambda m, x: {"input": (x, _X), "p": (0.5, 0.5), "training": (False, True)}, (ANY,), None),
     "torch.clamp": (torch.clamp, _clamp, (ANY,), None),
     "torch.transpose": (
-        torch.transpose, lambda m, x: {"input": (x.transpose(0, 1), _X), "dim0": (0, _X), "dim1": (1, _X)}, (ANY,), None
+        torch.transpose,
+        lambda m, x: {"input": (x.transpose(0, 1), _X), "dim0": (0, _X), "dim1": (1, _X)},
+        (ANY,),
+        None,
     ),
     "F.max_pool2d": (F.max_pool2d, _pool, (MAPS,), None),
-}  # fmt: skip
+}
 
 
 def _spelled(name: str, spelling: str) -> Op:

@@ -27,9 +27,19 @@ from tests.refimpl.support.ratios import decibels
 
 Batches = Sequence[tuple[Any, ...]]
 STAGES = (
-    "prepare", "prepare names", "calibrated", "reference", "reference names", "reference output", "decomposed",
-    "decomposed names", "decomposed output", "lowered", "lowered names", "lowered output",
-)  # fmt: skip
+    "prepare",
+    "prepare names",
+    "calibrated",
+    "reference",
+    "reference names",
+    "reference output",
+    "decomposed",
+    "decomposed names",
+    "decomposed output",
+    "lowered",
+    "lowered names",
+    "lowered output",
+)
 CONVERTS = ("reference", "decomposed", "lowered")
 
 

@@ -81,9 +81,10 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
 def decibels(want: Any, found: Any) -> float:
     """Return the ratio of the float model's results to the error, over all tensors of floats, in dB."""
     pairs = list(zip(_floats(want), _floats(found), strict=True))
-    signal, noise = (sum(float(each.double().square().sum()) for each in part) for part in (
-        [left for left, _ in pairs], [left - right for left, right in pairs]
-    ))  # fmt: skip
+    signal, noise = (
+        sum(float(each.double().square().sum()) for each in part)
+        for part in ([left for left, _ in pairs], [left - right for left, right in pairs])
+    )
     return math.inf if noise == 0 else -math.inf if signal == 0 else 10 * math.log10(signal / noise)
 
 

@@ -113,14 +113,15 @@ CONSTRUCTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         "counter": (counted, ROWS),
         "plus a hundred": (lambda net, x: net.a(x) + 100, ROWS),
     }.items()
-}  # fmt: skip
+}
 CONSTRUCTS |= {
     "normalizes pixels": (
-        lambda: Model(lambda net, x: net.conv(x * (1 / 255))), lambda: torch.randint(0, 256, IMAGES).float()
+        lambda: Model(lambda net, x: net.conv(x * (1 / 255))),
+        lambda: torch.randint(0, 256, IMAGES).float(),
     ),
     "norms per level": (Levels, lambda: torch.randn(IMAGES)),
     "two norms of a convolution": (TwoNorms, lambda: torch.randn(IMAGES)),
-}  # fmt: skip
+}
 
 
 def build(name: str) -> tuple[nn.Module, tuple[Any, ...]]:

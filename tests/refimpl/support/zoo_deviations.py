@@ -18,8 +18,15 @@ from tests.refimpl.support.parity import STAGES, Run
 
 LOWERED = ("lowered", "lowered names")
 FROM_PREPARE = (
-    "prepare", "prepare names", "calibrated", "reference", "reference names", "decomposed", "decomposed names", *LOWERED
-)  # fmt: skip
+    "prepare",
+    "prepare names",
+    "calibrated",
+    "reference",
+    "reference names",
+    "decomposed",
+    "decomposed names",
+    *LOWERED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +166,7 @@ DEVIATIONS = (
         stages=FROM_PREPARE,
         text="only torch: 2 ao.quantization.observer.MinMaxObserver",
     ),
-)  # fmt: skip
+)
 KNOWN = {case: known for known in DEVIATIONS for case in known.cases if not (known.mended_by and has(known.mended_by))}
 
 
@@ -288,7 +295,7 @@ EXCUSES = (
         text=r"only torch: 1 quantized\.add_relu; only refimpl: 1 \.dequantize, 1 _operator\.add, ",
         example=(Program(("words",), BETWEEN_QUANTIZED), "mixed"),
     ),
-)  # fmt: skip
+)
 
 
 def unexplained(

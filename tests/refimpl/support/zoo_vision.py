@@ -35,10 +35,22 @@ class Activations(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds = nn.ModuleList([
-            nn.ReLU6(), nn.LeakyReLU(0.1), nn.ELU(), nn.Hardtanh(-0.5, 0.5), nn.Hardswish(), nn.Hardsigmoid(),
-            nn.Sigmoid(), nn.Tanh(), nn.Softmax(dim=1), nn.PReLU(), nn.GELU(), nn.Softsign(),
-        ])  # fmt: skip
+        self.kinds = nn.ModuleList(
+            [
+                nn.ReLU6(),
+                nn.LeakyReLU(0.1),
+                nn.ELU(),
+                nn.Hardtanh(-0.5, 0.5),
+                nn.Hardswish(),
+                nn.Hardsigmoid(),
+                nn.Sigmoid(),
+                nn.Tanh(),
+                nn.Softmax(dim=1),
+                nn.PReLU(),
+                nn.GELU(),
+                nn.Softsign(),
+            ]
+        )
         self.convs = nn.ModuleList([nn.Conv2d(4, 4, 1) for _ in self.kinds])
 
     def forward(self, x: Tensor) -> Any:

@@ -18,10 +18,23 @@ from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import pattern_name
 
 PATTERNS = frozenset(
-    {"nn.Linear", "nni.LinearReLU", "nn.Linear+nn.ReLU", "nn.Conv2d", "nni.ConvReLU2d", "nn.Conv2d+nn.ReLU",
-     "operator.add", "operator.mul", "torch.cat", "nn.ReLU", "F.relu", "nn.MaxPool2d", "nn.AdaptiveAvgPool2d",
-     "torch.flatten"}
-)  # fmt: skip
+    {
+        "nn.Linear",
+        "nni.LinearReLU",
+        "nn.Linear+nn.ReLU",
+        "nn.Conv2d",
+        "nni.ConvReLU2d",
+        "nn.Conv2d+nn.ReLU",
+        "operator.add",
+        "operator.mul",
+        "torch.cat",
+        "nn.ReLU",
+        "F.relu",
+        "nn.MaxPool2d",
+        "nn.AdaptiveAvgPool2d",
+        "torch.flatten",
+    }
+)
 RELUS = (nn.ReLU, F.relu)
 
 
