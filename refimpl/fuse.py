@@ -100,8 +100,8 @@ def _refuse_lost(match: Match) -> str | None:
 
 def _refuse_folding(match: Match, places: Places, examples: Examples) -> str | None:
     """Return a refusal if a batch norm cannot be folded into a linear layer, as far as the examples show. (FUS-06)"""
-    for layer, follower in pairwise(match.nodes) if examples.are_given else ():
-        norm = places.module_of(follower)
+    for layer, epilogue in pairwise(match.nodes) if examples.are_given else ():
+        norm = places.module_of(epilogue)
         if not isinstance(places.module_of(layer), nn.Linear) or not isinstance(norm, nn.BatchNorm1d):
             continue
         fact = examples.seen.get(layer)

@@ -330,7 +330,10 @@ def documentation(tree: ast.Module) -> int:
 
 @pytest.mark.slow
 def test_refimpl_stays_readable_in_an_evening() -> None:
-    """Docstrings, which the API reference shows, are not counted: to say more of what there is costs nothing."""
+    """Docstrings, which the API reference shows, are not counted: to say more of what there is costs nothing.
+
+    The limits are for code that the formatter lays out, which is 2 % longer than what was packed by hand.
+    """
     texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "refimpl").glob("*.py")}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
     code = {name: lines[name] - documentation(ast.parse(text)) for name, text in texts.items()}
@@ -339,8 +342,8 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     exported = code.pop("exported.py")  # what compilers take, and the names that lead back
     assert exported <= 185, exported
     pt2e = code.pop("pt2e.py") + code.pop("exported_calls.py")  # the other flow's door to the same decisions
-    assert pt2e <= 650, pt2e
+    assert pt2e <= 655, pt2e
     changes = code.pop("pt2e_changes.py") + code.pop("pt2e_folds.py")  # what torchao does there: beside the flow
-    assert changes <= 380, changes
-    assert sum(code.values()) <= 7670 and measured <= 700 and lacking <= 325, code
+    assert changes <= 390, changes
+    assert sum(code.values()) <= 7820 and measured <= 700 and lacking <= 325, code
     assert max(lines.values()) <= 400, lines

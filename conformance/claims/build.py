@@ -1,4 +1,4 @@
-"""Building a case's float model: its parameters in the case's regime, and the identity that may stand before it."""
+"""Building a case's float model: its parameters in its value range, and the identity that may stand before it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.inputs import draw_calibration_inputs
 
 PRELUDE = "prelude"
@@ -39,7 +39,7 @@ def build_model(case: Case) -> nn.Module:
         for _ in range(_DRAWS):
             model = case.build()
             model.eval()
-            _scale_parameters(model, case.regime)
+            _scale_parameters(model, case.value_range)
             if any(_is_alive(model(*inputs)) for inputs in draw_calibration_inputs(case)):
                 break
     return model
@@ -50,22 +50,22 @@ def _is_alive(output: Any) -> bool:
     return any(bool((each != 0).any()) for each in tensors if isinstance(each, torch.Tensor))
 
 
-def _scale_parameters(model: nn.Module, regime: Regime) -> None:
+def _scale_parameters(model: nn.Module, value_range: ValueRange) -> None:
     """Scale weights, biases and norm statistics to the input range; otherwise the statistics would dominate."""
-    bias = regime.bias if regime.bias < math.inf else 1.0
+    bias = value_range.bias if value_range.bias < math.inf else 1.0
     for name, parameter in model.named_parameters():
         kind = name.rpartition(".")[2].rstrip("0123456789")
-        parameter.mul_({"weight": regime.weight, "bias": bias}.get(kind, 1.0))
-    if regime.bias == math.inf:
-        _fill_int32(model, regime)
-    reach = max(map(abs, regime.ranges[0]))
+        parameter.mul_({"weight": value_range.weight, "bias": bias}.get(kind, 1.0))
+    if value_range.bias == math.inf:
+        _fill_int32(model, value_range)
+    reach = max(map(abs, value_range.ranges[0]))
     for name, statistic in model.named_buffers():
         statistic.mul_({"running_mean": reach, "running_var": reach**2}.get(name.rpartition(".")[2], 1))
 
 
-def _fill_int32(model: nn.Module, regime: Regime) -> None:
+def _fill_int32(model: nn.Module, value_range: ValueRange) -> None:
     """Make each layer's bias nearly as large as int32 holds with scale s_x·s_w; what is added to it must fit too."""
-    low, high = regime.ranges[0]
+    low, high = value_range.ranges[0]
     named = dict(model.named_parameters())
     for name, bias in named.items():
         place, _, kind = name.rpartition(".")

@@ -13,7 +13,7 @@ from conformance.ops.op_model import Input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regime:
+class ValueRange:
     """How numbers are chosen: where the grids of a case lie.
 
     ``ranges``: lowest and highest calibration value of each input, in turn; they decide scale and zero point.
@@ -40,15 +40,15 @@ class Case:
     """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
 
     ``varied``: names of the arguments that are away from their defaults. ``variant``: the same with their values; cases
-    of one variant differ in their regime only. ``arguments``: those of the root op, as it gets them. ``build`` takes
-    nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once.
+    of one variant differ in their value range only. ``arguments``: those of the root op, as it gets them. ``build``
+    takes nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once.
     ``is_first``: it is the first case of its claim.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: tuple[Input, ...]
-    regime: Regime
+    value_range: ValueRange
     varied: tuple[str, ...] = ()
     variant: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -57,9 +57,9 @@ class Case:
     @property
     def twin(self) -> Case:
         """The same model with other weights, on inputs whose grids have another scale and zero point."""
-        ranges = tuple((0.75 * low, 0.5 * high) for low, high in self.regime.ranges)
-        regime = replace(self.regime, ranges=ranges)
-        return replace(self, name=f"{self.name}, other numbers", regime=regime, is_first=False)
+        ranges = tuple((0.75 * low, 0.5 * high) for low, high in self.value_range.ranges)
+        value_range = replace(self.value_range, ranges=ranges)
+        return replace(self, name=f"{self.name}, other numbers", value_range=value_range, is_first=False)
 
     @property
     def size(self) -> int:

@@ -45,7 +45,11 @@ def draw_calibration_inputs(case: Case) -> tuple[Batch, ...]:
 def _draw_calibrating(spec: Input, case: Case, position: int, number: int) -> Tensor:
     if spec.role in (Role.INDEX, Role.OFFSETS):
         return _draw_indices(spec)
-    low, high = case.regime.ranges[position % len(case.regime.ranges)] if spec.role is Role.ACTIVATION else STATE_RANGE
+    low, high = (
+        case.value_range.ranges[position % len(case.value_range.ranges)]
+        if spec.role is Role.ACTIVATION
+        else STATE_RANGE
+    )
     values = torch.empty(spec.shape).uniform_(low, high)
     flat = values.view(-1)
     if flat.numel():
@@ -140,12 +144,12 @@ def draw_static_inputs(
 ) -> list[NamedInputs]:
     """Draw inputs that lie on the inputs' grids: the first `directed` ones of DIRECTED (None: all), then `random` ones.
 
-    In a regime of ties, one is in coarse steps; in one that goes beyond, one is between steps and beyond the ends.
+    In a value range of ties, one is in coarse steps; in one that goes beyond, one is between steps and beyond the ends.
     Inputs without a grid are drawn as for calibration.
     """
     chosen = DIRECTED[:directed]
-    tied = (("in coarse steps", _draw_coarse),) * case.regime.has_ties
-    beyond = tuple(each for each in (BEYOND,) if case.regime.goes_beyond and each not in chosen)
+    tied = (("in coarse steps", _draw_coarse),) * case.value_range.has_ties
+    beyond = tuple(each for each in (BEYOND,) if case.value_range.goes_beyond and each not in chosen)
     kinds = itertools.chain(chosen, tied, beyond, ((f"random {n + 2}", _draw_any) for n in range(random)))
     return [NamedInputs(name, tuple(_draw_each(case, grids, draw))) for name, draw in kinds]
 

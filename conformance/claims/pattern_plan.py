@@ -16,7 +16,7 @@ from backends.base import Taken
 from conformance.claims.claim import Claim
 from conformance.claims.qconfigs import qconfig_for
 from conformance.claims.registry import Registered, read_inputs
-from conformance.ops.fused_modules import BENDING, BY_CHANNEL, FOLLOWERS, MEMBERS, QAT_OF, make_follower, root_of
+from conformance.ops.fused_modules import BENDING, BY_CHANNEL, EPILOGUES, MEMBERS, QAT_OF, make_epilogue, root_of
 from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments, OpSamples
@@ -50,15 +50,15 @@ class Addition:
 class PatternPlan:
     """How the models of a pattern are built.
 
-    ``root``: the op whose arguments are varied, by ``samples``. ``followers``: the ops after it. ``fusion``: the module
+    ``root``: the op whose arguments are varied, by ``samples``. ``epilogues``: the ops after it. ``fusion``: the module
     that is made of the first of these ops, if any. ``addition``: where a second input is added, if one is.
     ``holds_qat``: the user's model holds a QAT module. ``registered``: a vendor's builder makes the model of the root
-    op, instead of the suite. ``limits``: those that the backend declares, which hold for followers too.
+    op, instead of the suite. ``limits``: those that the backend declares, which hold for epilogues too.
     """
 
     root: Any
     samples: OpSamples
-    followers: tuple[Any, ...]
+    epilogues: tuple[Any, ...]
     fusion: Fusion | None
     addition: Addition | None
     holds_qat: bool
@@ -68,31 +68,31 @@ class PatternPlan:
     @property
     def is_single_op(self) -> bool:
         """Whether the pattern is only the root op."""
-        return self.fusion is None and not self.followers and self.addition is None and self.registered is None
+        return self.fusion is None and not self.epilogues and self.addition is None and self.registered is None
 
     @property
     def has_second_input(self) -> bool:
         """Whether something is added to the result of the root op, in the suite's own model."""
-        return self.registered is None and (self.addition is not None or torch.add in self.followers)
+        return self.registered is None and (self.addition is not None or torch.add in self.epilogues)
 
     @property
     def has_norm(self) -> bool:
         """Whether a batch norm follows the root op."""
-        return any(map(is_norm, self.followers))
+        return any(map(is_norm, self.epilogues))
 
     @property
     def bends(self) -> bool:
-        """Whether a follower clamps or bends the result away from zero."""
+        """Whether a epilogue clamps or bends the result away from zero."""
         rest = () if self.addition is None else self.addition.rest
-        return any(op in BENDING for op in (*self.followers, *rest))
+        return any(op in BENDING for op in (*self.epilogues, *rest))
 
     def fits(self, arguments: Arguments) -> bool:
         """Tell whether a batch norm after the root, or a slope for each channel, takes its result.
 
         It does with a batch; after a linear op, of rank 2.
         """
-        norms = [op for op in self.followers if is_norm(op)]
-        is_sloped = self.root in WEIGHTED and any(op in BY_CHANNEL for op in self.followers)
+        norms = [op for op in self.epilogues if is_norm(op)]
+        is_sloped = self.root in WEIGHTED and any(op in BY_CHANNEL for op in self.epilogues)
         if not norms and not is_sloped:
             return True
         rank = len(self.samples.inputs(arguments)[0].shape)
@@ -119,15 +119,15 @@ class PatternPlan:
         """Build the float model; its weights come from torch's generator."""
         if self.registered is not None and self.registered.around_root is not None:
             return self.registered.around_root(self._build_root(arguments))
-        channels = count_out_channels(arguments) if self.followers and self.root in WEIGHTED else 0
+        channels = count_out_channels(arguments) if self.epilogues and self.root in WEIGHTED else 0
         steps = [self.samples.step(self.root, arguments)]
-        for op in self.followers:
+        for op in self.epilogues:
             if op is not torch.add:
                 takes = partial(is_taken, self.limits.get(leaf_name(op), {}), False)
-                steps.append(make_follower(op, channels, takes))
+                steps.append(make_epilogue(op, channels, takes))
         if self.fusion is not None:
             count = self.fusion.count
-            if torch.add in self.followers[: count - 1]:
+            if torch.add in self.epilogues[: count - 1]:
                 modules: list[Any] = [steps[0].op, torch.add, *(step.op for step in steps[1:])]
                 return SecondInputModel(self.fusion.make(modules))
             steps = [Step(op=self.fusion.make([step.op for step in steps[:count]])), *steps[count:]]
@@ -157,7 +157,7 @@ def plan_registered(claim: Claim, registered: Registered) -> PatternPlan | str:
     return PatternPlan(
         root=root,
         samples=OP_SAMPLES[root],
-        followers=others,
+        epilogues=others,
         fusion=None,
         addition=None,
         holds_qat=False,
@@ -173,19 +173,19 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
     if not addition and not is_chain(pattern):
         return _cannot_build("a pattern that is not a chain of ops", claim)
     root, fusion, members = _open_module(chain[0], claim)
-    followers = (*members, *chain[1:])
+    epilogues = (*members, *chain[1:])
     samples = OP_SAMPLES.get(root)
     if samples is None:
         return _cannot_build(leaf_name(root), claim)
-    unknown = [op for op in followers if op not in FOLLOWERS and op is not torch.add]
+    unknown = [op for op in epilogues if op not in EPILOGUES and op is not torch.add]
     if addition:
         unknown += [op for op in (addition.op,) if op not in _JOINS] + [
-            op for op in addition.rest if op not in FOLLOWERS
+            op for op in addition.rest if op not in EPILOGUES
         ]
     if unknown:
         return _cannot_build(f"{leaf_name(unknown[0])} after {leaf_name(root)}", claim)
     return PatternPlan(
-        root=root, samples=samples, followers=followers, fusion=fusion, addition=addition, holds_qat=chain[0] in QAT_OF
+        root=root, samples=samples, epilogues=epilogues, fusion=fusion, addition=addition, holds_qat=chain[0] in QAT_OF
     )
 
 
@@ -264,7 +264,7 @@ class AddedModel(nn.Module):
     def __init__(self, chain: PatternModel, added: Addition) -> None:
         super().__init__()
         self.chain, self.added = chain, added
-        steps = [FOLLOWERS[op](0) for op in added.rest]
+        steps = [EPILOGUES[op](0) for op in added.rest]
         self.rest = nn.Sequential(*(step.op if isinstance(step.op, nn.Module) else OneInput([step]) for step in steps))
 
     def forward(self, x: Any, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Planning: the cases of a claim, which are the variants of its pattern, each in a regime of numbers."""
+"""Planning: the cases of a claim, which are the variants of its pattern, each in a value range of numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from backends.base import Capabilities
 from conformance.claims.build import Preluded
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.kinds import Kind, fixed_qparams_of
 from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
@@ -27,26 +27,26 @@ from refimpl.patterns import leaf_name
 
 # Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
 # from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to the end of int32.
-REGIMES: tuple[Regime, ...] = (
-    Regime(name="signed", ranges=((-1.0, 1.0), (-3.0, 0.0))),
-    Regime(name="positive", ranges=((0.0, 2.0), (-0.5, 4.0))),
-    Regime(name="negative", ranges=((-3.0, 0.0), (-1.0, 1.0))),
-    Regime(name="skewed", ranges=((-0.5, 4.0), (0.0, 2.0))),
-    Regime(name="symmetric", ranges=((-1.0, 1.0), (-0.5, 4.0)), is_symmetric=True),
-    Regime(name="coarse_output", ranges=((-1.0, 1.0), (-2.0, 1.0)), output=64.0),
-    Regime(name="fine_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-6),
-    Regime(name="finest_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-10),
-    Regime(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5)), bias=2.0**-6),
-    Regime(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
-    Regime(name="ties", ranges=((-2.0, 1.0), (-0.5, 1.0)), has_ties=True),
-    Regime(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**7),
-    Regime(name="largest_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=math.inf),
-    Regime(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
+VALUE_RANGES: tuple[ValueRange, ...] = (
+    ValueRange(name="signed", ranges=((-1.0, 1.0), (-3.0, 0.0))),
+    ValueRange(name="positive", ranges=((0.0, 2.0), (-0.5, 4.0))),
+    ValueRange(name="negative", ranges=((-3.0, 0.0), (-1.0, 1.0))),
+    ValueRange(name="skewed", ranges=((-0.5, 4.0), (0.0, 2.0))),
+    ValueRange(name="symmetric", ranges=((-1.0, 1.0), (-0.5, 4.0)), is_symmetric=True),
+    ValueRange(name="coarse_output", ranges=((-1.0, 1.0), (-2.0, 1.0)), output=64.0),
+    ValueRange(name="fine_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-6),
+    ValueRange(name="finest_output", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-10),
+    ValueRange(name="narrow", ranges=((-(2.0**-6), 2.0**-6), (0.0, 2.0**-5)), bias=2.0**-6),
+    ValueRange(name="wide", ranges=((-1000.0, 3080.0), (-2040.0, 2040.0))),
+    ValueRange(name="ties", ranges=((-2.0, 1.0), (-0.5, 1.0)), has_ties=True),
+    ValueRange(name="large_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=2.0**7),
+    ValueRange(name="largest_bias", ranges=((-1.0, 1.0), (0.0, 2.0)), bias=math.inf),
+    ValueRange(name="saturating_function", ranges=((-8.0, 8.0), (-5.0, 6.0))),
 )
-BENDS: tuple[Regime, ...] = (
-    Regime(name="beyond_bends", ranges=((-40.0, 40.0), (-10.0, 30.0)), output=2.0),
-    Regime(name="beyond_bends_symmetric", ranges=((-40.0, 24.0), (-16.0, 16.0)), is_symmetric=True, output=2.0),
-    Regime(name="far_input", ranges=((-16.0, 48.0), (-16.0, 16.0))),
+BENDS: tuple[ValueRange, ...] = (
+    ValueRange(name="beyond_bends", ranges=((-40.0, 40.0), (-10.0, 30.0)), output=2.0),
+    ValueRange(name="beyond_bends_symmetric", ranges=((-40.0, 24.0), (-16.0, 16.0)), is_symmetric=True, output=2.0),
+    ValueRange(name="far_input", ranges=((-16.0, 48.0), (-16.0, 16.0))),
 )
 """Where a function that clamps or bends away from zero shows: values beyond the bends, on a grid that goes on there.
 
@@ -75,12 +75,12 @@ def plan_cases(
         return f"no QConfig for activations of dtype {claim.dtypes.input_dtype}"
     plan, chosen = plan_pattern(claim), list[Case]()
     if not isinstance(plan, str) and (variants := list(_variants_of(plan, claim, capabilities))):
-        cases = _assign_regimes(claim, variants)
+        cases = _assign_value_ranges(claim, variants)
         if has_prelude and kind is Kind.FIXED:
             takes = [number % 2 == 0 and len(case.inputs) == 1 for number, case in enumerate(cases)]
             cases = [_add_prelude(case) if is_taken else case for case, is_taken in zip(cases, takes, strict=True)]
         chosen += choose_cases(cases, limit, share)
-        chosen += _in_regimes(claim, variants[0], BENDS) if plan.bends else []
+        chosen += _in_value_ranges(claim, variants[0], BENDS) if plan.bends else []
         chosen += _try_fixed_grid(claim, variants[0])
     elif registered is None:
         outside = "no case is within the limits that the backend declares of"
@@ -106,11 +106,11 @@ def _plan_registered(
     In every profile each model that is given is tried, and the first one beyond its bends, on and beyond a grid that
     the claim fixes, and in the vendor's ranges.
     """
-    models = list_registered(claim, registered, vary, REGIMES[0])
+    models = list_registered(claim, registered, vary, VALUE_RANGES[0])
     if isinstance(models, str):
         return models
-    usual = keep_finite(_assign_regimes(claim, models))
-    always = keep_finite(_in_regimes(claim, models[0], (*BENDS, *registered.regimes)))
+    usual = keep_finite(_assign_value_ranges(claim, models))
+    always = keep_finite(_in_value_ranges(claim, models[0], (*BENDS, *registered.value_ranges)))
     always += _try_fixed_grid(claim, models[0])
     shared = choose(usual) if usual else ()
     met, missed = {case.variant for case in shared}, dict[str, Case]()
@@ -125,7 +125,7 @@ def _plan_registered(
 
 
 def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) -> Iterator[Case]:
-    """Yield a case for each variant of a pattern's root op, the base first, all in the first regime."""
+    """Yield a case for each variant of a pattern's root op, the base first, all in the first value range."""
     plan = replace(plan, limits=capabilities.limits)
     limits = capabilities.limits.get(leaf_name(plan.root), {})
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
@@ -135,7 +135,7 @@ def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) ->
             continue
         name = ",".join(f"{key}={_spell(arguments[key])}" for key in varied) or "default"
         build, inputs = partial(plan.build, arguments), plan.inputs_for(arguments)
-        case = partial(Case, build=build, regime=REGIMES[0], arguments=resolved)
+        case = partial(Case, build=build, value_range=VALUE_RANGES[0], arguments=resolved)
         if not plan.has_second_input:
             yield case(name=name, inputs=inputs, varied=varied)
             continue
@@ -169,33 +169,35 @@ def _add_prelude(case: Case) -> Case:
     return replace(case, name=name, variant=variant, arguments=arguments, build=lambda: Preluded(case.build()))
 
 
-# -- regimes ----------------------------------------------------------------------------------------------------------
+# -- value ranges -----------------------------------------------------------------------------------------------------
 
 
-def _assign_regimes(claim: Claim, variants: Sequence[Case]) -> list[Case]:
-    """Give each variant a regime, in turn; the base also gets those that the variants do not reach.
+def _assign_value_ranges(claim: Claim, variants: Sequence[Case]) -> list[Case]:
+    """Give each variant a value range, in turn; the base also gets those that the variants do not reach.
 
-    Only the base gets the regimes of a coarse or the finest output and of a large bias, where a kernel's errors are
-    small against a step or beyond the ends. A padded variant gets no zero point of 0, which would hide wrong padding.
+    Only the base gets those of a coarse or the finest output and of a large bias, where a kernel's errors are small
+    against a step or beyond the ends. A padded variant gets no zero point of 0, which would hide wrong padding.
     An op without a weight that computes gets all of them on its base, and zero points at both ends on other shapes.
     """
-    regimes = [regime for regime in REGIMES if _is_relevant(regime, claim)]
-    turns = [regime for regime in regimes if 2.0**-6 <= regime.output <= 1.0 and regime.bias <= 1.0]
+    value_ranges = [value_range for value_range in VALUE_RANGES if _is_relevant(value_range, claim)]
+    turns = [
+        value_range for value_range in value_ranges if 2.0**-6 <= value_range.output <= 1.0 and value_range.bias <= 1.0
+    ]
     in_turn = zip(variants, itertools.cycle(turns), strict=False)
-    pairs = [(variant, _choose_regime(variant, regime, turns)) for variant, regime in in_turn]
-    met = [regime for _, regime in pairs]
-    more = [(variants[0], regime) for regime in regimes if regime not in met]
+    pairs = [(variant, _choose_value_range(variant, value_range, turns)) for variant, value_range in in_turn]
+    met = [value_range for _, value_range in pairs]
+    more = [(variants[0], value_range) for value_range in value_ranges if value_range not in met]
     if claim.scheme == NO_WEIGHT and not claim.moves_only:
         shapes = [variant for variant in variants if variant.varied == ("shape",)]
-        ends = [regime for regime in turns if regime.name in ("positive", "negative")]
-        more = [*itertools.product(variants[:1], regimes), *itertools.product(shapes, ends)]
+        ends = [value_range for value_range in turns if value_range.name in ("positive", "negative")]
+        more = [*itertools.product(variants[:1], value_ranges), *itertools.product(shapes, ends)]
     pairs += [pair for pair in more if pair not in pairs]
-    return [_set_regime(variant, regime) for variant, regime in pairs]
+    return [_set_value_range(variant, value_range) for variant, value_range in pairs]
 
 
-def _in_regimes(claim: Claim, variant: Case, regimes: Iterable[Regime]) -> list[Case]:
-    """Return a variant in each of these regimes that the claim can be in."""
-    return [_set_regime(variant, regime) for regime in regimes if _is_relevant(regime, claim)]
+def _in_value_ranges(claim: Claim, variant: Case, value_ranges: Iterable[ValueRange]) -> list[Case]:
+    """Return a variant in each of these value ranges that the claim can be in."""
+    return [_set_value_range(variant, value_range) for value_range in value_ranges if _is_relevant(value_range, claim)]
 
 
 def _try_fixed_grid(claim: Claim, variant: Case) -> list[Case]:
@@ -208,36 +210,38 @@ def _try_fixed_grid(claim: Claim, variant: Case) -> list[Case]:
     if fixed is None or ends is None or claim.kind is not Kind.FIXED:
         return []
     (low, high), width, step = ends, ends[1] - ends[0], fixed[0]
-    regimes = (
-        Regime(name="fixed_grid", ranges=(ends,), goes_beyond=True),
-        Regime(name="beyond_fixed_grid", ranges=((low - width, high + width), (-2.0, 2.0)), goes_beyond=True),
+    value_ranges = (
+        ValueRange(name="fixed_grid", ranges=(ends,), goes_beyond=True),
+        ValueRange(name="beyond_fixed_grid", ranges=((low - width, high + width), (-2.0, 2.0)), goes_beyond=True),
     )
-    cases = keep_finite(_in_regimes(claim, variant, regimes))
+    cases = keep_finite(_in_value_ranges(claim, variant, value_ranges))
     results = [each for case in cases for each in evaluate(case) if each.numel()]
     leaves_it = any(float(each.min()) < low - step or float(each.max()) > high + step for each in results)
     return cases if leaves_it else []
 
 
-def _set_regime(variant: Case, regime: Regime) -> Case:
-    return replace(variant, name=f"{variant.name} {regime.name}", variant=variant.name, regime=regime)
+def _set_value_range(variant: Case, value_range: ValueRange) -> Case:
+    return replace(variant, name=f"{variant.name} {value_range.name}", variant=variant.name, value_range=value_range)
 
 
-def _choose_regime(variant: Case, regime: Regime, turns: Sequence[Regime]) -> Regime:
-    """Return a variant's regime, or another one whose zero point is not 0 where the variant pads."""
+def _choose_value_range(variant: Case, value_range: ValueRange, turns: Sequence[ValueRange]) -> ValueRange:
+    """Return a variant's value range, or another one whose zero point is not 0 where the variant pads."""
     is_padded = any(name in _PADDED for name in variant.varied)
-    return turns[-1] if is_padded and regime.ranges[0][0] == 0.0 else regime
+    return turns[-1] if is_padded and value_range.ranges[0][0] == 0.0 else value_range
 
 
-def _is_relevant(regime: Regime, claim: Claim) -> bool:
+def _is_relevant(value_range: ValueRange, claim: Claim) -> bool:
     kind = claim.kind
     if kind in (Kind.DYNAMIC, Kind.FLOAT16, Kind.WEIGHT_ONLY):
-        return regime.name == "signed" or 1.0 < regime.bias < math.inf
+        return value_range.name == "signed" or 1.0 < value_range.bias < math.inf
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
-    if regime.output != 1.0 and (shares or kind is Kind.FIXED):
+    if value_range.output != 1.0 and (shares or kind is Kind.FIXED):
         return False
-    if regime.bias == math.inf and _has_norm(claim):  # a norm takes the bias away, and a folded bias is another one
+    if value_range.bias == math.inf and _has_norm(
+        claim
+    ):  # a norm takes the bias away, and a folded bias is another one
         return False
-    return regime.bias <= 1.0 or claim.scheme != NO_WEIGHT
+    return value_range.bias <= 1.0 or claim.scheme != NO_WEIGHT
 
 
 def _has_norm(claim: Claim) -> bool:

@@ -61,13 +61,13 @@ def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tupl
 
 
 def _sort_by_news(cases: Iterable[Case]) -> list[Case]:
-    """Order cases: the first, then always the one with most arguments and regimes that are new; repeat when none is."""
+    """Order cases: the first, then always the one with most that is new, of arguments and value ranges; repeat then."""
     ordered, left, met = list[Case](), list(cases), set[str]()
     while left:
-        news = [len({*case.varied, case.regime.name} - met) for case in left]
+        news = [len({*case.varied, case.value_range.name} - met) for case in left]
         if ordered and not max(news):
             met = set()
             continue
         ordered.append(left.pop(news.index(max(news)) if ordered else 0))
-        met |= {*ordered[-1].varied, ordered[-1].regime.name}
+        met |= {*ordered[-1].varied, ordered[-1].value_range.name}
     return ordered

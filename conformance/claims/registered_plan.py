@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from conformance.claims.build import build_model
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.claim import Claim
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.claims.pattern_plan import PatternPlan, plan_registered
@@ -17,16 +17,16 @@ from conformance.oracle.error_bounds import flatten
 
 
 def list_registered(
-    claim: Claim, registered: Registered, vary: Callable[[PatternPlan], Iterable[Case]], regime: Regime
+    claim: Claim, registered: Registered, vary: Callable[[PatternPlan], Iterable[Case]], value_range: ValueRange
 ) -> list[Case] | str:
-    """Return a variant for each registered model, in this regime, or the reason why one cannot be tried.
+    """Return a variant for each registered model, in this value range, or the reason why one cannot be tried.
 
     A model around the root op is made for each of its variants, which `vary` yields; left out are those in which the
     vendor's float model cannot run, such as an input without a batch before an op that needs one.
     """
     if registered.around_root is None:
         every = [
-            Case(name=each.name, build=each.build, inputs=each.inputs, regime=regime, varied=each.varied)
+            Case(name=each.name, build=each.build, inputs=each.inputs, value_range=value_range, varied=each.varied)
             for each in registered.builds
         ]
         fault = next(filter(None, map(format_fault, every)), "")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from conformance.claims.case import Regime
+from conformance.claims.case import ValueRange
 from conformance.ops.op_model import Input
 from conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
 from conformance.oracle.table import OP_RULES, add_vendor_rule
@@ -38,19 +38,19 @@ class Registered:
     """What a vendor registered for a pattern.
 
     ``builds``: the models. ``around_root``: makes a model of the pattern's root op, and ``more_inputs`` its inputs
-    after the root's, for the shape of the root's result; None where ``builds`` are given. ``regimes``: the vendor's own
-    input ranges. ``roundings``: those of the vendor's own op; None: none are given.
+    after the root's, for the shape of the root's result; None where ``builds`` are given. ``value_ranges``: the
+    vendor's own input ranges. ``roundings``: those of the vendor's own op; None: none are given.
     """
 
     builds: tuple[Build, ...] = ()
     around_root: Callable[[nn.Module], nn.Module] | None = None
     more_inputs: MakeInputs | None = None
-    regimes: tuple[Regime, ...] = ()
+    value_ranges: tuple[ValueRange, ...] = ()
     roundings: int | None = None
 
     def __str__(self) -> str:
         models = pluralize(len(self.builds), "model") if self.builds else "a model around each of the root's"
-        ranges = [each.name for each in self.regimes]
+        ranges = [each.name for each in self.value_ranges]
         return ", ".join([models, *ranges, *([] if self.roundings is None else [f"roundings={self.roundings}"])])
 
 
@@ -99,7 +99,7 @@ def register(
     if roundings is not None and (type(roundings) is not int or not 0 <= roundings < MOST_ROUNDINGS):
         expected = f"give a whole number from 0 to {MOST_ROUNDINGS - 1}"
         raise ConfigError(f"register({pattern!r}): found roundings={roundings!r}; {expected}")
-    registered = replace(registered, regimes=tuple(_read_ranges(pattern, ranges)), roundings=roundings)
+    registered = replace(registered, value_ranges=tuple(_read_ranges(pattern, ranges)), roundings=roundings)
     _registered.update(dict.fromkeys(keys, registered))
     if roundings is None:
         return
@@ -214,10 +214,10 @@ def read_inputs(inputs: Any, *arguments: Any, **keywords: Any) -> tuple[Input, .
     return tuple(each if isinstance(each, Input) else Input(shape=tuple(each)) for each in inputs)
 
 
-def _read_ranges(pattern: Any, ranges: Sequence[tuple[float, float]]) -> Iterator[Regime]:
-    """A regime for each of the vendor's ranges."""
+def _read_ranges(pattern: Any, ranges: Sequence[tuple[float, float]]) -> Iterator[ValueRange]:
+    """A value range for each of the vendor's ranges."""
     for low, high in ranges:
         if not -1e6 <= low < high <= 1e6:
             expected = "give (lowest, highest), both within ±1e6"
             raise ConfigError(f"register({pattern!r}): found the range ({low!r}, {high!r}); {expected}")
-        yield Regime(name=f"range {low:g}..{high:g}", ranges=((float(low), float(high)),))
+        yield ValueRange(name=f"range {low:g}..{high:g}", ranges=((float(low), float(high)),))

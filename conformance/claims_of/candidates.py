@@ -19,8 +19,8 @@ from backends.discovery import find_backend
 from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
-from conformance.claims.plan import REGIMES
-from conformance.ops.fused_modules import FOLLOWERS, QAT_OF
+from conformance.claims.plan import VALUE_RANGES
+from conformance.ops.fused_modules import EPILOGUES, QAT_OF
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
@@ -57,9 +57,9 @@ def list_compositions(roots: Collection[Any]) -> Iterator[BackendPatternConfig]:
     for root in (*OP_SAMPLES, *_BINARY):
         if root not in roots or (root not in WEIGHTED and root not in _BINARY):
             continue
-        for follower in FOLLOWERS:
-            entry = BackendPatternConfig((root, follower))
-            if not is_norm(follower) and entry.normal_pattern not in known:
+        for epilogue in EPILOGUES:
+            entry = BackendPatternConfig((root, epilogue))
+            if not is_norm(epilogue) and entry.normal_pattern not in known:
                 known[entry.normal_pattern] = entry
                 yield _take_root(entry, known[root])
 
@@ -113,7 +113,7 @@ def plan_candidate(pattern: Pattern, changes: Arguments = MappingProxyType({})) 
         arguments = {**variant, **changes}
         if plan.fits(arguments):
             build = partial(plan.build, arguments)
-            return Case(name=name, build=build, inputs=_list_inputs(plan, arguments), regime=REGIMES[0])
+            return Case(name=name, build=build, inputs=_list_inputs(plan, arguments), value_range=VALUE_RANGES[0])
     return f"no arguments of {leaf_name(plan.root)} fit the ops after it"
 
 

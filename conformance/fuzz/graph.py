@@ -23,10 +23,10 @@ from conformance.claims.case import Case
 from conformance.claims.claim import NO_WEIGHT, Claim
 from conformance.claims.kinds import INTEGERS
 from conformance.claims.pattern_plan import is_norm, is_taken
-from conformance.claims.plan import REGIMES
+from conformance.claims.plan import VALUE_RANGES
 from conformance.fuzz.options import JOINS, PAIRS, options_for
 from conformance.ops.calls import Shape
-from conformance.ops.fused_modules import BENDING, BY_CHANNEL, FOLLOWERS
+from conformance.ops.fused_modules import BENDING, BY_CHANNEL, EPILOGUES
 from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from conformance.ops.variants import Arguments
@@ -53,17 +53,17 @@ SHAPES: tuple[Shape, ...] = (
 )
 """Shapes of the first input; most are images, which most patterns take."""
 CHANNELS = (1, 2, 4, 5, 8, 9, 16)
-REGIMES_DRAWN = ("signed", "positive", "negative", "skewed", "wide", "saturating_function")
-REGIMES_TRAINED = REGIMES_DRAWN[:4]
-"""Regimes for training, whose steps are for values of about 1."""
+VALUE_RANGES_DRAWN = ("signed", "positive", "negative", "skewed", "wide", "saturating_function")
+VALUE_RANGES_TRAINED = VALUE_RANGES_DRAWN[:4]
+"""Value ranges for training, whose steps are for values of about 1."""
 MOST_CALLS = 7
 MOST_ELEMENTS = 1024
 """Maximal size of a value or weight: larger ones show little more, and fill a script."""
 GO_ON = (False, True, True, True, True, True, True, True)
 
 _NEW = "a new input"
-_REGIMES = {regime.name: regime for regime in REGIMES}
-_OPS = {leaf_name(op): op for op in (*FOLLOWERS, *OP_SAMPLES)}
+_VALUE_RANGES = {value_range.name: value_range for value_range in VALUE_RANGES}
+_OPS = {leaf_name(op): op for op in (*EPILOGUES, *OP_SAMPLES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ class DrawnCall:
 
     def make_steps(self, channels: Callable[[Sequence[Step]], int]) -> list[Step]:
         """Build the pattern's ops; ``channels`` counts the output channels of the steps before."""
-        root, *followers = (_OPS[name] for name in self.ops)
+        root, *epilogues = (_OPS[name] for name in self.ops)
         steps = [OP_SAMPLES[root].step(root, self.arguments)]
-        for op in followers:
-            steps.append(FOLLOWERS[op](channels(steps)))
+        for op in epilogues:
+            steps.append(EPILOGUES[op](channels(steps)))
         return steps
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class DrawnGraph:
     """A drawn graph. Values are named: inputs ``x``, ``y``, ``z``, results ``v0``, ``v1``, …"""
 
     shapes: tuple[Shape, ...]
-    regime: str
+    value_range: str
     seed: int
     calls: tuple[DrawnCall, ...]
     outputs: tuple[str, ...]
@@ -113,7 +113,9 @@ class DrawnGraph:
     def to_case(self) -> Case:
         """Return the graph as a case of the suite. Its weights come from torch's generator: see ``seed``."""
         inputs = tuple(Input(shape=shape) for shape in self.shapes)
-        return Case(name="drawn", build=partial(_build, self), inputs=inputs, regime=_REGIMES[self.regime])
+        return Case(
+            name="drawn", build=partial(_build, self), inputs=inputs, value_range=_VALUE_RANGES[self.value_range]
+        )
 
     def __str__(self) -> str:
         inputs = [f"{name} = input of shape {shape}" for name, shape in zip(INPUTS, self.shapes, strict=False)]
@@ -219,13 +221,13 @@ def waived_patterns(claims: Iterable[Claim], setup: ModelSetup, waived: Collecti
     )
 
 
-def _can_draw(root: Any, *followers: Any) -> bool:
+def _can_draw(root: Any, *epilogues: Any) -> bool:
     """Tell whether a pattern can be drawn: not in place, where an op would change what other ops read.
 
     What follows by channel takes no value of another rank than its channels are in.
     """
     is_in_place = leaf_name(root).endswith("_")
-    return root in OP_SAMPLES and not is_in_place and all(op in FOLLOWERS and op not in BY_CHANNEL for op in followers)
+    return root in OP_SAMPLES and not is_in_place and all(op in EPILOGUES and op not in BY_CHANNEL for op in epilogues)
 
 
 @dataclass(kw_only=True)
@@ -246,8 +248,8 @@ class Drawing:
 
     def draw(self) -> DrawnGraph:
         """Draw a graph; it may have no calls."""
-        regimes = REGIMES_TRAINED if self.is_trained else REGIMES_DRAWN
-        regime, seed = self.choose(regimes), self.choose(range(64))
+        value_ranges = VALUE_RANGES_TRAINED if self.is_trained else VALUE_RANGES_DRAWN
+        value_range, seed = self.choose(value_ranges), self.choose(range(64))
         self._add_input(self.choose(SHAPES))
         for number in range(MOST_CALLS):
             if number and not self.choose(GO_ON):
@@ -257,7 +259,9 @@ class Drawing:
         unread = [call.name for call in self.calls if call.name not in read]
         also = [call.name for call in self.calls[-2:] if call.name in read and self.choose((False, False, False, True))]
         shapes = tuple(self.shapes[name] for name in self.inputs)
-        return DrawnGraph(shapes=shapes, regime=regime, seed=seed, calls=tuple(self.calls), outputs=(*unread, *also))
+        return DrawnGraph(
+            shapes=shapes, value_range=value_range, seed=seed, calls=tuple(self.calls), outputs=(*unread, *also)
+        )
 
     def _add_input(self, shape: Shape) -> str:
         name = INPUTS[len(self.inputs)]
@@ -296,7 +300,7 @@ class Drawing:
     def _list_options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
         """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes.
 
-        Followers are drawn with the arguments of their table, and not where the backend limits these.
+        Epilogues are drawn with the arguments of their table, and not where the backend limits these.
         """
         ops = self.patterns[pattern]
         root = ops[0]

@@ -1,4 +1,4 @@
-"""What a pattern puts around an op with a weight: fused modules' members, QAT modules' float classes, followers."""
+"""What a pattern puts around an op with a weight: fused modules' members, QAT modules' float classes, epilogues."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ _BENDING: dict[Any, Arguments] = {
     F.prelu: {"init": _SLOPE, "_by_name": True},
 }
 BENDING = frozenset(_BENDING)
-"""Followers whose function clamps or bends away from zero, or has a slope for each channel."""
+"""Epilogues whose function clamps or bends away from zero, or has a slope for each channel."""
 BY_CHANNEL = frozenset((nn.PReLU, F.prelu))
-"""Followers with a parameter for each channel of what comes to them."""
+"""Epilogues with a parameter for each channel of what comes to them."""
 _SAMPLES: dict[Any, OpSamples] = {**arithmetic.OP_SAMPLES, **activations.OP_SAMPLES}
 
 
-def make_follower(op: Any, channels: int, is_taken: Callable[[Arguments], bool] = lambda arguments: True) -> Step:
-    """Make the step of a follower: of its arguments those of this table, else the first that the backend takes."""
+def make_epilogue(op: Any, channels: int, is_taken: Callable[[Arguments], bool] = lambda arguments: True) -> Step:
+    """Make the step of a epilogue: of its arguments those of this table, else the first that the backend takes."""
     if op not in BENDING:
-        return FOLLOWERS[op](channels)
+        return EPILOGUES[op](channels)
     samples = _SAMPLES[op]
     by_channel: Arguments = {"num_parameters": max(1, channels)} if op in BY_CHANNEL else {}
     usual = {**samples.base(), **_BENDING[op], **by_channel}
@@ -127,7 +127,7 @@ def make_follower(op: Any, channels: int, is_taken: Callable[[Arguments], bool] 
     return samples.step(op, next((each for each in (usual, *others) if is_taken(each)), usual))
 
 
-FOLLOWERS: dict[Any, Callable[[int], Step]] = {
+EPILOGUES: dict[Any, Callable[[int], Step]] = {
     **{kind: partial(_build_batch_norm, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     nn.ReLU: lambda channels: Step(op=nn.ReLU()),
     nn.Tanh: lambda channels: Step(op=nn.Tanh()),
@@ -138,6 +138,6 @@ FOLLOWERS: dict[Any, Callable[[int], Step]] = {
     torch.tanh: lambda channels: Step(op=torch.tanh),
     "relu": lambda channels: Step(op="relu"),
     "tanh": lambda channels: Step(op="tanh"),
-    **{op: partial(make_follower, op) for op in _BENDING},
+    **{op: partial(make_epilogue, op) for op in _BENDING},
 }
 """Ops that may follow, by the number of channels that come to them."""

@@ -1,4 +1,4 @@
-"""Calibration: a case's model through prepare and calibration, in the flow of its claim, to the grids of its regime."""
+"""Calibration: a case's model through prepare and calibration, in its claim's flow, to the grids of its value range."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from refimpl.patterns import is_match_all
 
 def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMapping:
     """Return the mapping that the claim is about. Fixed qparams are the pattern's alone: its input is measured."""
-    qconfig = qconfig_for(claim, is_symmetric=case.regime.is_symmetric)
+    qconfig = qconfig_for(claim, is_symmetric=case.value_range.is_symmetric)
     if claim.kind is not Kind.FIXED:
         return QConfigMapping().set_global(qconfig)
     mapping = QConfigMapping().set_global(wide_qconfig_for(claim, config))  # rule: OBS-14
@@ -51,15 +51,15 @@ def prepare_case(
     """Return the prepared model, calibrated (in QAT: trained for a step, then calibrated), in eval mode.
 
     ``on_prepared`` gets the model, with its calibration batches, before it is run; in QAT it is in training mode.
-    ``on_calibrated`` gets both before the ranges are moved to the grids of the regime.
+    ``on_calibrated`` gets both before the ranges are moved to the grids of the value range.
 
     Ranges seen in training are forgotten: a batch norm's statistics move in it, and with them the weight that it is
-    folded into, which would then fill a few of the steps of its earlier range. In a regime of ties, the parameters of
-    ``model`` are changed first. Raises what prepare raises.
+    folded into, which would then fill a few of the steps of its earlier range. In a value range of ties, the parameters
+    of ``model`` are changed first. Raises what prepare raises.
     """
     batches = draw_calibration_inputs(case)
     copies = tuple(tuple(each.clone() for each in inputs) for inputs in batches)  # ops in place change them
-    if case.regime.has_ties:
+    if case.value_range.has_ties:
         _round_parameters(claim, model)
     mapping = mapping_for(claim, case, config)
     if claim.flow == "qat":
@@ -80,9 +80,9 @@ def prepare_case(
         for inputs in batches:
             prepared(*inputs)
     on_calibrated(prepared, copies)
-    if case.regime.output != 1.0:
-        _scale_output(prepared, case.regime.output)
-    if case.regime.has_ties:
+    if case.value_range.output != 1.0:
+        _scale_output(prepared, case.value_range.output)
+    if case.value_range.has_ties:
         _round_scales(prepared)
     return prepared
 

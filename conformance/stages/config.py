@@ -259,8 +259,8 @@ def _format_misfit(entry: BackendPatternConfig, method: Callable[..., Any]) -> s
 
 def _is_folded(claim: Claim) -> bool:
     """Tell whether fuse makes something else than the fused module: it folds batch norms away in eval mode. (FUS-06)"""
-    followers = [leaf for leaf in claim.ops[1:] if isinstance(leaf, type)]
-    return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in followers)
+    epilogues = [leaf for leaf in claim.ops[1:] if isinstance(leaf, type)]
+    return claim.flow == "ptq" and any(issubclass(leaf, _BatchNorm) for leaf in epilogues)
 
 
 @guard("config.matching")

@@ -20,7 +20,7 @@ from conformance.claims.case import Case
 from conformance.claims.claim import Claim
 from conformance.claims.kinds import Kind
 from conformance.claims.pattern_plan import PatternPlan, is_taken, plan_pattern
-from conformance.claims.plan import REGIMES
+from conformance.claims.plan import VALUE_RANGES
 from conformance.claims.qconfigs import observer_arguments_of, qconfig_for
 from conformance.claims.quick import Share
 from conformance.claims.registry import registered_for
@@ -53,7 +53,7 @@ _LEAST_AMPLITUDE = 63
 """Operands of 7 bits. With fewer the sums would not pass 2²⁴ far enough."""
 _LEAST_SPAN = 2.0
 """Steps between the smallest and the largest of the exact results, which are 15 apart before what follows the sum.
-Where a follower leaves less, it hides the sums."""
+Where a epilogue leaves less, it hides the sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ def needs_probe(bench: Bench, claim: Claim, reports: Reports) -> bool:
     """Tell whether numbers could show a claim's execution, or could contradict what the backend reports.
 
     A complete report is contradicted claim by claim; in the profile ``quick``, where a probe takes as long as a claim,
-    by the last one on each op without followers.
+    by the last one on each op without epilogues.
     """
     if format_blindness(bench, claim):
         return False
     if not reports.are_complete or bench.profile != "quick":
         return True
     share, plan = bench.shares.get(claim.id, Share()), plan_pattern(claim)
-    return share.place == share.of - 1 and isinstance(plan, PatternPlan) and not plan.followers
+    return share.place == share.of - 1 and isinstance(plan, PatternPlan) and not plan.epilogues
 
 
 def format_blindness(bench: Bench, claim: Claim) -> str:
@@ -185,7 +185,7 @@ def _make_reference(bench: Bench, claim: Claim) -> tuple[GraphModule, tuple[Tens
     model = plan.build(arguments).eval()
     _set_parameters(model, claim, sums)
     inputs = tuple(Input(shape=shape) for shape in shapes)
-    case = Case(name=PROBE.case, build=lambda: model, inputs=inputs, regime=REGIMES[0])
+    case = Case(name=PROBE.case, build=lambda: model, inputs=inputs, value_range=VALUE_RANGES[0])
     prepared = prepare_case(claim, case, model, bench.config, _hold_statistics)
     set_scales(prepared, X_SCALE, Y_SCALE)
     reference = bench.convert(prepared)

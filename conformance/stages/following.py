@@ -140,14 +140,14 @@ def _record_calls(model: nn.Module, traced: GraphModule, inputs: tuple[Tensor, .
 
 def _follow(taken: Taken, derived: GraphModule, inputs: tuple[Tensor, ...]) -> Divergence | None:
     """Run a derived model on what the nodes of the other were given; return the first node that differs."""
-    follower = _Follower(derived, taken)
+    epilogue = _Epilogue(derived, taken)
     with in_float64(derived):
         try:
-            follower.run(*_enter(inputs))
+            epilogue.run(*_enter(inputs))
         except _FoundError as found:
             return found.difference
         except Exception as error:
-            return Divergence(node=follower.at, text=f"it does not run: {format_error(error)}")
+            return Divergence(node=epilogue.at, text=f"it does not run: {format_error(error)}")
     return None
 
 
@@ -185,7 +185,7 @@ class _FoundError(Exception):
         self.difference = difference
 
 
-class _Follower(Interpreter):
+class _Epilogue(Interpreter):
     """Runs a model on what the nodes of another were given. Raises _FoundError at a value that is too far from it.
 
     ``at``: the node that is run. ``_sums``: a bound on the terms of the sums that a node makes, in all.

@@ -44,7 +44,7 @@ def prepare_and_calibrate(run: ClaimState, state: CaseState) -> Iterator[Fault]:
             raise_first(show_graph(prepared, found))
 
     def check_calibrated(prepared: GraphModule, batches: tuple[Batch, ...]) -> None:
-        """Check the ranges: later they are those of the regime."""
+        """Check the ranges: later they are those of the value range."""
         if is_new and not is_qat:
             with contextlib.suppress(RefimplError):  # which the convert stage finds as well
                 state.misfit = next(check_ranges(run.bench.convert(prepared), batches), None)

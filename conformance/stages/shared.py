@@ -1,4 +1,4 @@
-"""What failing cases share and passing ones do not: a search over the arguments and regimes of a claim's cases.
+"""What failing cases share and passing ones do not: a search over the arguments and value ranges of a claim's cases.
 
 Exact and deterministic: a condition is said only if it holds in every failing case and in no passing one. Single
 conditions come first, at most one for each argument; two conditions, joined by ``and`` or ``or``, only if no single one
@@ -24,8 +24,8 @@ LEAST_FOR_PAIRS = 3
 _PER_AXIS = frozenset({"kernel_size", "stride", "padding", "output_padding", "dilation", "output_size", "repeats"})
 """Arguments that are one number, or one for each axis: the largest is compared."""
 
-_OF_REGIME = ("output factor", "bias factor", "lowest input", "highest input")
-"""Facts that the name of a regime stands for."""
+_OF_VALUE_RANGE = ("output factor", "bias factor", "lowest input", "highest input")
+"""Facts that the name of a value range stands for."""
 
 Facts = Mapping[str, object]
 """What is known of a case, by name."""
@@ -72,21 +72,21 @@ def _join_pairs(conditions: Sequence[Condition], bad: int) -> Iterator[str]:
 
 
 def describe_case(case: Case) -> Facts:
-    """Return the arguments of a case, its inputs' form, and its regime."""
+    """Return the arguments of a case, its inputs' form, and its value range."""
     arguments = {
         name.lstrip("_"): value
         for name, value in case.arguments.items()
         if name != "_network" and not hasattr(value, "_fields")  # a layer's numbers are there one by one
     }
-    shape, regime = case.inputs[0].shape, case.regime
-    low, high = regime.ranges[0]
+    shape, value_range = case.inputs[0].shape, case.value_range
+    low, high = value_range.ranges[0]
     return {
         **arguments,
         "rank": len(shape),
         "batch": shape[0] if len(shape) > 1 else None,
-        "regime": regime.name,
-        "output factor": regime.output,
-        "bias factor": regime.bias,
+        "value range": value_range.name,
+        "output factor": value_range.output,
+        "bias factor": value_range.bias,
         "lowest input": low,
         "highest input": high,
         "elements": case.size,
@@ -102,7 +102,7 @@ def _list_conditions(facts: Sequence[Facts]) -> Iterator[Condition]:
         sizes = [_size_of(name, value) for value in values]
         if len(distinct) < 2:
             continue
-        about = "regime" if name in _OF_REGIME else name
+        about = "value range" if name in _OF_VALUE_RANGE else name
         for text in distinct:
             yield Condition(about=about, text=f"{name} = {text}", holds=_to_bits(each == text for each in spelled))
         for limit in sorted({size for size in sizes if size is not None}):

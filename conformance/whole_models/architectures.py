@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.ops.op_model import Input, Role
 from conformance.whole_models.zoo import Encoder, MobileNet, Recommender, ResNet, Tagger, UNet
 
@@ -36,8 +36,8 @@ class Architecture:
 
     def case(self) -> Case:
         """Return the model as a case of the suite."""
-        regime = Regime(name="zoo", ranges=self.ranges)
-        return Case(name=self.name, build=lambda: settle(self.build()), inputs=self.inputs, regime=regime)
+        value_range = ValueRange(name="zoo", ranges=self.ranges)
+        return Case(name=self.name, build=lambda: settle(self.build()), inputs=self.inputs, value_range=value_range)
 
 
 # -- graphs of several patterns ---------------------------------------------------------------------------------------

@@ -138,6 +138,6 @@ def test_faults_of_patterns_are_refuted_in_quick(mutant: Mutant) -> None:
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
 def test_clamps_of_integers_are_not_refuted() -> None:
-    [honest] = [each for each in MUTANTS if each.name == "followers clamp integers"]
+    [honest] = [each for each in MUTANTS if each.name == "epilogues clamp integers"]
     found = dict(verdicts_of(honest.make(), ("*ReLU6/*", "*Hardtanh/*", "*Clip/*")))
     assert len(found) > 8 and set(found.values()) <= {Verdict.VERIFIED, Verdict.UNSHOWN}, found

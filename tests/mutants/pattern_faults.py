@@ -77,32 +77,32 @@ def _clip_at_zero(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return x.clamp(0.0, Clip.high)
 
 
-@fault("followers", "relu6 in steps of the input", *RELU6)
+@fault("epilogues", "relu6 in steps of the input", *RELU6)
 def _relu6_by_input(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return x.clamp(0.0, steps_of(6.0, around.x.scale) * around.y.scale)
 
 
-@fault("followers", "relu6 as a relu", *RELU6)
+@fault("epilogues", "relu6 as a relu", *RELU6)
 def _relu6_as_relu(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return x.relu()
 
 
-@fault("followers", "hardtanh, largest bound at both ends", *HARDTANH)
+@fault("epilogues", "hardtanh, largest bound at both ends", *HARDTANH)
 def _hardtanh_symmetric(honest: Any, op: Any, x: Tensor, around: Around) -> Tensor:
     return x.clamp(-op.max_val, op.max_val)
 
 
-@fault("followers", "hardtanh by its defaults", *HARDTANH)
+@fault("epilogues", "hardtanh by its defaults", *HARDTANH)
 def _hardtanh_default(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return x.clamp(-1.0, 1.0)
 
 
-@fault("followers", "clamp, only at the upper end", *CLAMP)
+@fault("epilogues", "clamp, only at the upper end", *CLAMP)
 def _clamp_above(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return torch.minimum(x, honest(op, torch.full_like(x, 1e9), around))
 
 
-@fault("followers", "clamp before the rescale, in steps of the input", *CLAMP)
+@fault("epilogues", "clamp before the rescale, in steps of the input", *CLAMP)
 def _clamp_by_input(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     low, high = (float(honest(op, torch.full((), end), around)) for end in (-1e9, 1e9))
     return x.clamp(*(steps_of(end, around.x.scale) * around.y.scale for end in (low, high)))
@@ -111,36 +111,36 @@ def _clamp_by_input(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
 # -- curves -----------------------------------------------------------------------------------------------------------
 
 
-@fault("followers", "hardswish, three in steps of the input", *HARDSWISH)
+@fault("epilogues", "hardswish, three in steps of the input", *HARDSWISH)
 def _hardswish_by_input(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     three = steps_of(3.0, around.x.scale) * around.y.scale
     return x * (x + three).clamp(0.0, 2 * three) / (2 * three)
 
 
-@fault("followers", "hardswish as a swish", *HARDSWISH)
+@fault("epilogues", "hardswish as a swish", *HARDSWISH)
 def _hardswish_as_silu(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return F.silu(x)
 
 
-@fault("followers", "hardsigmoid of slope 1/5", *HARDSIGMOID)
+@fault("epilogues", "hardsigmoid of slope 1/5", *HARDSIGMOID)
 def _steeper_hardsigmoid(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     """As ONNX and Keras have it by default."""
     return (0.2 * x + 0.5).clamp(0.0, 1.0)
 
 
-@fault("followers", "sigmoid by a table on the input's grid", *SIGMOID)
+@fault("epilogues", "sigmoid by a table on the input's grid", *SIGMOID)
 def _sigmoid_by_table(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     scale, zero = around.x
     result: Tensor = honest(op, ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale, around)
     return result
 
 
-@fault("followers", "silu as a hardswish", *SILU)
+@fault("epilogues", "silu as a hardswish", *SILU)
 def _silu_as_hardswish(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return F.hardswish(x)
 
 
-@fault("followers", "silu of the rescaled integers", *SILU)
+@fault("epilogues", "silu of the rescaled integers", *SILU)
 def _silu_of_integers(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return x * (x / around.y.scale * around.x.scale).sigmoid()
 
@@ -148,22 +148,22 @@ def _silu_of_integers(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
 # -- slopes -----------------------------------------------------------------------------------------------------------
 
 
-@fault("followers", "leaky relu by the default slope", *LEAKY)
+@fault("epilogues", "leaky relu by the default slope", *LEAKY)
 def _default_slope(honest: Any, op: Op, x: Tensor, around: Around) -> Tensor:
     return F.leaky_relu(x, 0.01)
 
 
-@fault("followers", "leaky relu, slope as a power of two", *LEAKY)
+@fault("epilogues", "leaky relu, slope as a power of two", *LEAKY)
 def _slope_by_shift(honest: Any, op: Any, x: Tensor, around: Around) -> Tensor:
     return F.leaky_relu(x, 2.0 ** round(torch.tensor(op.negative_slope).log2().item()))
 
 
-@fault("followers", "prelu, first channel's slope for all", *PRELU)
+@fault("epilogues", "prelu, first channel's slope for all", *PRELU)
 def _first_slope(honest: Any, op: nn.PReLU, x: Tensor, around: Around) -> Tensor:
     return F.prelu(x, op.weight[:1])
 
 
-@fault("followers", "prelu, slopes in 4 bits", *PRELU)
+@fault("epilogues", "prelu, slopes in 4 bits", *PRELU)
 def _coarse_slopes(honest: Any, op: nn.PReLU, x: Tensor, around: Around) -> Tensor:
     return F.prelu(x, (op.weight * 16).round() / 16)
 
@@ -220,7 +220,7 @@ def _in_float64(honest: Any, op: Any, x: Tensor, around: Around) -> Tensor:
     return result
 
 
-for _name, _body in (("followers clamp integers", _clamp_on_integers), ("followers in float64", _in_float64)):
+for _name, _body in (("epilogues clamp integers", _clamp_on_integers), ("epilogues in float64", _in_float64)):
     MUTANTS.append(
         Mutant(group="honest", name=_name, make=lambda body=_body: Patterned("follow", body), claims=STATIC)  # type: ignore[misc]
     )

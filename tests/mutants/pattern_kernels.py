@@ -1,4 +1,4 @@
-"""A vendor's fused kernels, run node by node on the reference model: followers of known ops, and registered patterns.
+"""A vendor's fused kernels, run node by node on the reference model: epilogues of known ops, and registered patterns.
 
 Each step is a method, for a fault to replace: the root, the second operand, and what follows, which is told the grids
 around it. The reference model's own modules compute the honest results.
@@ -154,8 +154,8 @@ def _weighted(entry: BackendPatternConfig, root: type[nn.Module]) -> BackendPatt
 def _make_entries() -> Iterable[BackendPatternConfig]:
     for kind in REFERENCE:
         yield _weighted(BackendPatternConfig(kind), kind)
-    for root, follower in FOLLOWED:
-        entry = BackendPatternConfig((root, follower))
+    for root, epilogue in FOLLOWED:
+        entry = BackendPatternConfig((root, epilogue))
         yield _weighted(entry, root) if root in REFERENCE else entry.set_dtype_configs([PLAIN])
     for own in (Clip, Gain):
         yield BackendPatternConfig(own).set_dtype_configs([PLAIN])
@@ -184,7 +184,7 @@ class Around(NamedTuple):
     y: OnGrid
 
 
-FOLLOWERS = (nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.PReLU, Clip)
+EPILOGUES = (nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.SiLU, nn.LeakyReLU, nn.PReLU, Clip)
 
 
 class PatternSteps(Steps):
@@ -201,7 +201,7 @@ class PatternSteps(Steps):
             x, y = arguments
             total = self.join(self.root(module[0], x), y, self.around())
             return self.follow(module[1], total, self.around())
-        if isinstance(module, FOLLOWERS):
+        if isinstance(module, EPILOGUES):
             return self.follow(module, arguments[0], self.around())
         return self.gain(module, *arguments) if isinstance(module, Gain) else self.root(module, *arguments, **keywords)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.inputs import BEYOND, DIRECTED, draw_calibration_inputs, draw_float_inputs, draw_static_inputs
-from conformance.claims.plan import REGIMES
+from conformance.claims.plan import VALUE_RANGES
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.grids import Grid
 
@@ -23,7 +23,7 @@ GRIDS = (
 
 
 def case(*inputs: Input, ranges: tuple[tuple[float, float], ...] = ((-1.0, 3.0), (0.0, 0.5))) -> Case:
-    return Case(name="c", build=nn.Identity, inputs=inputs, regime=Regime(name="r", ranges=ranges))
+    return Case(name="c", build=nn.Identity, inputs=inputs, value_range=ValueRange(name="r", ranges=ranges))
 
 
 # -- calibration ------------------------------------------------------------------------------------------------------
@@ -31,8 +31,8 @@ def case(*inputs: Input, ranges: tuple[tuple[float, float], ...] = ((-1.0, 3.0),
 
 @pytest.mark.parametrize("shape", ((), (1,), (1, 1), (2, 3)), ids=str)
 def test_calibration_reaches_both_ends_of_every_range_even_with_one_element(shape: tuple[int, ...]) -> None:
-    for regime in REGIMES:
-        for low, high in regime.ranges:
+    for value_range in VALUE_RANGES:
+        for low, high in value_range.ranges:
             drawn = draw_calibration_inputs(case(Input(shape=shape), ranges=((low, high),)))
             seen = torch.cat([inputs[0].flatten() for inputs in drawn])
             assert (float(seen.min()), float(seen.max())) == (low, high)
@@ -127,9 +127,9 @@ def test_fewer_directed_inputs_are_the_first_ones_and_what_has_no_grid_is_drawn_
 
 
 @pytest.mark.parametrize("directed", [3, None])
-def test_in_a_regime_that_goes_beyond_one_input_is_beyond_the_ends(directed: int | None) -> None:
+def test_in_a_value_range_that_goes_beyond_one_input_is_beyond_the_ends(directed: int | None) -> None:
     given = case(Input(shape=(9,)))
-    beyond = replace(given, regime=replace(given.regime, goes_beyond=True))
+    beyond = replace(given, value_range=replace(given.value_range, goes_beyond=True))
     names, more = (
         [name for name, _ in draw_static_inputs(each, [GRIDS[0]], directed=directed, random=1)]
         for each in (given, beyond)

@@ -18,7 +18,7 @@ from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs
 from conformance.claims.kinds import INTEGERS, Kind
 from conformance.claims.pattern_plan import AddedModel
-from conformance.claims.plan import REGIMES, plan_cases
+from conformance.claims.plan import VALUE_RANGES, plan_cases
 from conformance.claims.quick import shares_of
 from conformance.ops.fused_modules import QAT_OF
 from conformance.ops.op_model import Input, OneInput, Step
@@ -149,33 +149,35 @@ def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments
     assert few[0].name == every[0].name and not few[0].varied
     assert len(few) == 6 and {len(case.varied) > 1 for case in few[::2]} == {False}
     assert {name for case in few for name in case.varied} >= {"ceil_mode", "padding", "stride", "count_include_pad"}
-    assert len({case.regime.name for case in few}) > 3
+    assert len({case.value_range.name for case in few}) > 3
     assert sorted(case.name for case in planned(pool, 10**6)) == sorted(case.name for case in every)
 
 
-def regimes_of(claim: Claim) -> set[str]:
-    return {case.regime.name for case in planned(claim)}
+def value_ranges_of(claim: Claim) -> set[str]:
+    return {case.value_range.name for case in planned(claim)}
 
 
-def test_every_regime_that_matters_is_met() -> None:
-    every = {regime.name for regime in REGIMES}
-    assert regimes_of(claim_on("nn.Linear")) == every
+def test_every_value_range_that_matters_is_met() -> None:
+    every = {value_range.name for value_range in VALUE_RANGES}
+    assert value_ranges_of(claim_on("nn.Linear")) == every
     biases, outputs = {"large_bias", "largest_bias"}, {"coarse_output", "fine_output", "finest_output"}
-    assert regimes_of(claim_on("operator.add")) == every - biases
-    assert regimes_of(claim_on("nn.ReLU")) == every - biases - outputs
-    assert regimes_of(claim_on("nn.Conv2d+nn.BatchNorm2d")) == every - {"largest_bias"}
-    assert regimes_of(claim_on("torch.sigmoid", kind=Kind.FIXED)) == regimes_of(claim_on("nn.ReLU"))
-    assert regimes_of(claim_on("nn.Linear", kind=Kind.DYNAMIC)) == {"signed", "large_bias"}
-    assert regimes_of(claim_on("nn.EmbeddingBag", kind=Kind.WEIGHT_ONLY)) == {"signed", "large_bias"}
+    assert value_ranges_of(claim_on("operator.add")) == every - biases
+    assert value_ranges_of(claim_on("nn.ReLU")) == every - biases - outputs
+    assert value_ranges_of(claim_on("nn.Conv2d+nn.BatchNorm2d")) == every - {"largest_bias"}
+    assert value_ranges_of(claim_on("torch.sigmoid", kind=Kind.FIXED)) == value_ranges_of(claim_on("nn.ReLU"))
+    assert value_ranges_of(claim_on("nn.Linear", kind=Kind.DYNAMIC)) == {"signed", "large_bias"}
+    assert value_ranges_of(claim_on("nn.EmbeddingBag", kind=Kind.WEIGHT_ONLY)) == {"signed", "large_bias"}
 
 
-def test_two_operands_and_a_bias_meet_every_regime_that_matters() -> None:
+def test_two_operands_and_a_bias_meet_every_value_range_that_matters() -> None:
     """A sum with a number shares its input's grid, so an output's range of its own is met by two tensors alone."""
     for pattern in ("operator.add", "torch.mul"):  # what only moves integers is not run in all of them
         claim = claim_on(pattern)
-        assert {case.regime.name for case in planned(claim) if len(case.inputs) > 1} == regimes_of(claim), pattern
+        assert {case.value_range.name for case in planned(claim) if len(case.inputs) > 1} == value_ranges_of(claim), (
+            pattern
+        )
     for pattern in ("nn.Linear", "nn.Conv2d", "torch.conv2d", "nn.ConvTranspose2d", "nn.Linear+nn.ReLU"):
-        large = [case for case in planned(claim_on(pattern)) if case.regime.bias > 1.0]
+        large = [case for case in planned(claim_on(pattern)) if case.value_range.bias > 1.0]
         assert any(build_model(case).state_dict().keys() & BIASES for case in large), pattern
 
 
@@ -235,8 +237,11 @@ def test_a_claim_that_fixes_a_grid_is_tried_on_it_and_beyond_it_in_every_profile
     relu, add = planned_of(nn.ReLU, torch.add, dtypes=exact(2.0**-4))
     for cases in (relu, add):
         given, beyond = cases["default fixed_grid"], cases["default beyond_fixed_grid"]
-        assert given.regime.ranges == ((-8.0, 7.9375),) and beyond.regime.ranges[0] == (-8 - 15.9375, 7.9375 + 15.9375)
-        assert given.regime.goes_beyond and beyond.regime.goes_beyond
+        assert given.value_range.ranges == ((-8.0, 7.9375),) and beyond.value_range.ranges[0] == (
+            -8 - 15.9375,
+            7.9375 + 15.9375,
+        )
+        assert given.value_range.goes_beyond and beyond.value_range.goes_beyond
     (sigmoid,) = planned_of(nn.Sigmoid, dtypes=exact(2.0**-8, 0))
     assert not [name for name in sigmoid if "fixed_grid" in name], "its results are all on the grid"
     (clipped,) = planned_of(nn.Sigmoid, dtypes=exact(2.0**-9, 0))
@@ -252,8 +257,8 @@ def test_an_identity_stands_before_a_pattern_of_one_input() -> None:
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
-def case_of(build: Any, *shapes: tuple[int, ...], regime: Any = REGIMES[0]) -> Case:
-    return Case(name="c", build=build, inputs=tuple(Input(shape=shape) for shape in shapes), regime=regime)
+def case_of(build: Any, *shapes: tuple[int, ...], value_range: Any = VALUE_RANGES[0]) -> Case:
+    return Case(name="c", build=build, inputs=tuple(Input(shape=shape) for shape in shapes), value_range=value_range)
 
 
 def test_a_model_that_gives_only_zeros_is_drawn_again() -> None:
@@ -273,21 +278,21 @@ def test_a_model_that_gives_only_zeros_is_drawn_again() -> None:
     assert not model.training
 
 
-def test_a_regime_scales_weights_and_biases_of_modules_and_functions() -> None:
+def test_a_value_range_scales_weights_and_biases_of_modules_and_functions() -> None:
     def build() -> OneInput:
         torch.manual_seed(0)
         return OneInput([Step(op=nn.Linear(3, 3)), Step(op=F.linear, parameters=(torch.ones(2, 3), torch.ones(2)))])
 
-    regime = next(regime for regime in REGIMES if regime.name == "large_bias")
-    plain, scaled = build(), build_model(case_of(build, (2, 3), regime=regime))
+    value_range = next(value_range for value_range in VALUE_RANGES if value_range.name == "large_bias")
+    plain, scaled = build(), build_model(case_of(build, (2, 3), value_range=value_range))
     for name, parameter in scaled.named_parameters():
-        factor = regime.bias if "bias" in name else regime.weight
+        factor = value_range.bias if "bias" in name else value_range.weight
         assert torch.equal(parameter, plain.get_parameter(name) * factor), name
-    assert regime.bias == 2**7  # more, and behind a batch norm the bias is beyond int32 in steps of s_x·s_w
+    assert value_range.bias == 2**7  # more, and behind a batch norm the bias is beyond int32 in steps of s_x·s_w
 
 
-@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
-def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(regime: Any) -> None:
+@pytest.mark.parametrize("value_range", VALUE_RANGES, ids=lambda value_range: value_range.name)
+def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(value_range: Any) -> None:
     """Else its mean, or its variance, would be all that is left of a narrow or a wide input."""
 
     def build() -> OneInput:
@@ -298,8 +303,8 @@ def test_the_statistics_of_a_norm_are_as_large_as_what_comes_to_it(regime: Any) 
 
     plain, scaled = (
         build().get_submodule("op0"),
-        build_model(case_of(build, (2, 3, 4, 4), regime=regime)).get_submodule("op0"),
+        build_model(case_of(build, (2, 3, 4, 4), value_range=value_range)).get_submodule("op0"),
     )
-    reach = max(abs(end) for end in regime.ranges[0])
+    reach = max(abs(end) for end in value_range.ranges[0])
     for name, power in (("running_mean", 1), ("running_var", 2)):
         assert torch.equal(scaled.get_buffer(name), plain.get_buffer(name) * reach**power)

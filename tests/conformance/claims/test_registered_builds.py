@@ -16,7 +16,7 @@ from conformance.claims import registry
 from conformance.claims.build import build_model
 from conformance.claims.case import Case
 from conformance.claims.inputs import draw_calibration_inputs
-from conformance.claims.plan import BENDS, REGIMES, plan_cases
+from conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES
@@ -93,8 +93,8 @@ def test_a_builder_with_variants_is_called_with_each_and_so_are_its_inputs() -> 
         "registered size=7,rank=4": ((7, 7, 7, 7), ("rank",)),
     }
     assert len({case.name for case in cases}) == len(cases)
-    first = [case.regime for case in cases if case.variant == "registered size=7,rank=2"]
-    assert set(first) == {regime for regime in (*REGIMES, *BENDS) if regime.bias <= 1.0}
+    first = [case.value_range for case in cases if case.variant == "registered size=7,rank=2"]
+    assert set(first) == {value_range for value_range in (*VALUE_RANGES, *BENDS) if value_range.bias <= 1.0}
     for case in cases:
         assert build_model(case).get_buffer("size").tolist() == list(case.inputs[0].shape)
 
@@ -124,8 +124,8 @@ def test_ranges_are_tried_in_addition_in_every_profile() -> None:
     register(Squared, lambda: squared(), [(2, 7)], ranges=[(-2.5, 0.5), (0.0, 2.0)])
     for limit in (None, 8):
         cases = planned(claim_of(BackendPatternConfig(Squared)), limit)
-        assert [case.regime.ranges[0] for case in cases][-2:] == [(-2.5, 0.5), (0.0, 2.0)]
-        assert [case.regime for case in cases][-5:-2] == list(BENDS)
+        assert [case.value_range.ranges[0] for case in cases][-2:] == [(-2.5, 0.5), (0.0, 2.0)]
+        assert [case.value_range for case in cases][-5:-2] == list(BENDS)
 
 
 class Inverse(nn.Module):
@@ -133,12 +133,12 @@ class Inverse(nn.Module):
         return (x + 1000).log()
 
 
-def test_a_regime_in_which_the_results_are_no_numbers_is_left_out() -> None:
+def test_a_value_range_in_which_the_results_are_no_numbers_is_left_out() -> None:
     register(Inverse, lambda: nn.Sequential(Inverse()).eval(), [(2, 7)])
-    names = {case.regime.name for case in planned(claim_of(BackendPatternConfig(Inverse)))}
+    names = {case.value_range.name for case in planned(claim_of(BackendPatternConfig(Inverse)))}
     assert "wide" not in names and {"signed", "narrow", "far_input"} <= names
     register(Inverse, lambda: nn.Sequential(Inverse()).eval(), [(2, 7)], ranges=[(-1000.0, 0.0)])
-    assert len({case.regime.name for case in planned(claim_of(BackendPatternConfig(Inverse)))}) == len(names)
+    assert len({case.value_range.name for case in planned(claim_of(BackendPatternConfig(Inverse)))}) == len(names)
 
 
 # -- around a known root ----------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_builder_that_takes_the_root_gets_its_variants_and_the_backends_limits
     cases = planned(claim)
     own = [arguments for _, arguments in OP_SAMPLES[nn.Conv2d].variants(whole=False, known=False)]
     assert len(variants_of(cases)) == len(own)
-    assert {case.regime for case in cases} == {*REGIMES, *BENDS}
+    assert {case.value_range for case in cases} == {*VALUE_RANGES, *BENDS}
     groups = set()
     for case in cases:
         conv: Any = build_model(case)[0]  # type: ignore[index]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.claims.plan import BENDS, REGIMES, plan_cases
+from conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
 from conformance.claims.registry import register
 from conformance.ops.op_model import Input, OneInput, Step
 from conformance.oracle.error_bounds import OpCall, U, Value, gamma
@@ -59,7 +59,7 @@ def vendor_class() -> type[nn.Module]:
 @pytest.mark.slow
 @pytest.mark.rule("NUM-04")
 def test_registering_makes_a_vendors_op_buildable() -> None:
-    """Without: unexercised, with the hint. With: tried in every regime; judged where the op's roundings are stated."""
+    """Without: unexercised, with the hint. With: tried in every value range; judged where its roundings are stated."""
     entry = BackendPatternConfig(F.softsign)
     claim = claim_of(entry)
     before = checks_of(OwnEntries(entry))
@@ -69,8 +69,8 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     build = partial(OneInput, [Step(op=F.softsign)])
     register(F.softsign, build, [(2, 7)])
     assert {case.inputs for case in planned(claim)} == {(Input(shape=(2, 7)),)}
-    without_bias = [regime for regime in (*REGIMES, *BENDS) if regime.bias <= 1.0]
-    assert [case.regime for case in planned(claim)] == without_bias
+    without_bias = [value_range for value_range in (*VALUE_RANGES, *BENDS) if value_range.bias <= 1.0]
+    assert [case.value_range for case in planned(claim)] == without_bias
     without = {check.stage: check for check in checks_of(OwnEntries(entry))}
     assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
     assert "no oracle: no rule in the oracle's table for call_function" in without["numerics"].message

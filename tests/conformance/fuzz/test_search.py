@@ -20,7 +20,7 @@ from backends.base import Backend, Capabilities
 from backends.qnnpack import QnnpackBackend
 from backends.reference import ReferenceBackend
 from conformance.claims.build import build_model
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.claim import enumerate_claims
 from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
 from conformance.fuzz import search as fuzz
@@ -167,7 +167,7 @@ def test_a_softmax_of_billions_has_a_bound_that_is_not_negative() -> None:
         drawn_call("v1", "operator.mul", "v0", "x", shape=shape, arguments=product),
         drawn_call("v2", "nn.Softmax", "v1", shape=shape, arguments={"dim": 1, "shape": shape}),
     )
-    graph = DrawnGraph(shapes=(shape, shape), regime="wide", seed=0, calls=calls, outputs=("v2",))
+    graph = DrawnGraph(shapes=(shape, shape), value_range="wide", seed=0, calls=calls, outputs=("v2",))
     bench = bench_of(ReferenceBackend())
     claims = enumerate_claims(bench.config, bench.capabilities)
     check = fuzz.Search(bench, "model/fuzz", claims, PTQ)._judge(graph).check
@@ -252,7 +252,7 @@ def test_a_kernel_of_qnnpack_that_is_missing_shows_in_a_script(tmp_path: Path) -
         name="wrong",
         build=lambda: OneInput([_convolution()]),
         inputs=(Input(shape=(1, 2, 7, 6)),),
-        regime=Regime(name="signed", ranges=((-1.0, 1.0),)),
+        value_range=ValueRange(name="signed", ranges=((-1.0, 1.0),)),
     )
     torch.manual_seed(0)
     claims = enumerate_claims(bench.config, bench.capabilities)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backends.native_tables import native_config
-from conformance.ops.fused_modules import FOLLOWERS, MEMBERS, QAT_OF
+from conformance.ops.fused_modules import EPILOGUES, MEMBERS, QAT_OF
 from conformance.ops.op_model import MODEL_OF
 from conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
 from refimpl import (
@@ -95,7 +95,7 @@ def test_transposed_samples_scale_by_output_channel() -> None:
     assert (counts == 1).nonzero().flatten().tolist() == [6]
 
 
-# -- fused and QAT classes, followers ---------------------------------------------------------------------------------
+# -- fused and QAT classes, epilogues ---------------------------------------------------------------------------------
 
 
 def root(kind: Any) -> nn.Module:
@@ -108,8 +108,8 @@ def fused(kind: Any) -> nn.Module:
     torch.manual_seed(1)
     first, *rest = MEMBERS[kind]
     channels = count_out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
-    made = root(first) if first in OP_SAMPLES else FOLLOWERS[first](channels).op
-    module: nn.Module = kind(made, *(op if op is torch.add else FOLLOWERS[op](channels).op for op in rest))
+    made = root(first) if first in OP_SAMPLES else EPILOGUES[first](channels).op
+    module: nn.Module = kind(made, *(op if op is torch.add else EPILOGUES[op](channels).op for op in rest))
     return module.eval()
 
 
@@ -180,18 +180,18 @@ def test_every_fused_and_qat_class_of_the_configs_is_known() -> None:
     assert set(QAT_OF.values()) <= {*MEMBERS, *OP_SAMPLES, nn.Embedding, nn.EmbeddingBag}
 
 
-def test_every_op_after_a_weighted_one_is_a_follower() -> None:
+def test_every_op_after_a_weighted_one_is_a_epilogue() -> None:
     chains = [list(leaves(pattern)) for pattern in patterns() if is_chain(pattern)]
     assert sum(chain[0] in OP_SAMPLES and len(chain) > 1 for chain in chains) > 30
     for chain in chains:
-        assert chain[0] not in OP_SAMPLES or set(chain[1:]) <= set(FOLLOWERS), chain
+        assert chain[0] not in OP_SAMPLES or set(chain[1:]) <= set(EPILOGUES), chain
     for members in MEMBERS.values():
-        assert set(members[1:]) <= {*FOLLOWERS, torch.add}
+        assert set(members[1:]) <= {*EPILOGUES, torch.add}
 
 
 def test_a_batch_norm_that_follows_is_none_that_can_be_left_out() -> None:
     torch.manual_seed(0)
-    norm: Any = FOLLOWERS[nn.BatchNorm2d](6).op
+    norm: Any = EPILOGUES[nn.BatchNorm2d](6).op
     assert norm.eps != nn.BatchNorm2d(6).eps
     assert (norm.weight > 0).tolist() == [True, False] * 3
     assert bool((norm.running_var != 1).all())

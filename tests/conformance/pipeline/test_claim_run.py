@@ -404,7 +404,7 @@ def test_a_profile_and_an_option_set_how_many_cases_and_inputs_are_tried(maximum
     bench = without_shares(Bench(Altered(), seed=0, profile="quick", max_examples=maximum))
     checks = {each.stage: each for each in run_claim(bench, claim) if isinstance(each, Check)}
     assert checks["config"].cases == len(cases)
-    tied = sum(case.regime.has_ties for case in cases)  # these have one more
+    tied = sum(case.value_range.has_ties for case in cases)  # these have one more
     assert checks["numerics"].cases == len(cases) * inputs + tied
 
 

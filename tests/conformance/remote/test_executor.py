@@ -11,7 +11,7 @@ from torch import nn
 
 from backends.base import Execution
 from conformance.claims.case import Case
-from conformance.claims.plan import REGIMES
+from conformance.claims.plan import VALUE_RANGES
 from conformance.machine.fault import FaultFound
 from conformance.machine.memory import fill_memory
 from conformance.machine.threads import run_with_threads
@@ -24,7 +24,7 @@ from tests.support.remote import WorkersBackend, remote_backend
 
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
 INPUT = torch.ones(2, 3)
-CASE = Case(name="a case", build=nn.Identity, inputs=(Input(shape=(2, 3)),), regime=REGIMES[0])
+CASE = Case(name="a case", build=nn.Identity, inputs=(Input(shape=(2, 3)),), value_range=VALUE_RANGES[0])
 Lower = Callable[[str], HeldModel]
 
 

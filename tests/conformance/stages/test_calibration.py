@@ -1,4 +1,4 @@
-"""Preparing: the grids that the regimes lead to, as the reference model has them; QAT models are trained for a step."""
+"""Preparing: the grids that the value ranges lead to, as the reference model has them; QAT models are trained."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch.fx import GraphModule
 from backends.base import Capabilities
 from backends.native_tables import native_config
 from conformance.claims.build import build_model
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.claim import Claim, enumerate_claims
 from conformance.claims.inputs import draw_static_inputs
 from conformance.claims.kinds import Kind
-from conformance.claims.plan import REGIMES, plan_cases
+from conformance.claims.plan import VALUE_RANGES, plan_cases
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from conformance.stages.calibration import prepare_case
@@ -60,9 +60,9 @@ def prepared(claim: Claim, case: Case | None = None) -> GraphModule:
     return prepare_case(claim, case, build_model(case), CONFIG)
 
 
-def grids_of(claim: Claim, regime: str) -> Grids:
-    """The grids of the base case in a regime."""
-    case = replace(base_case(claim), regime=next(each for each in REGIMES if each.name == regime))
+def grids_of(claim: Claim, value_range: str) -> Grids:
+    """The grids of the base case in a value range."""
+    case = replace(base_case(claim), value_range=next(each for each in VALUE_RANGES if each.name == value_range))
     reference = convert_to_reference_decomposed_fx(prepared(claim, case))
     (output,) = reference.graph.output_node().all_input_nodes
     inputs, last = input_grids(reference), grid_of(reference, output.all_input_nodes[0])
@@ -111,7 +111,7 @@ def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: s
     grids = grids_of(claim, "ties")
     scales = [*(grid.scale for grid in grids.inputs), grids.accumulator, grids.output.scale]
     assert [math.frexp(scale)[0] for scale in scales] == [0.5] * len(scales)
-    case = replace(base_case(claim), regime=next(each for each in REGIMES if each.name == "ties"))
+    case = replace(base_case(claim), value_range=next(each for each in VALUE_RANGES if each.name == "ties"))
     reference = convert_to_reference_decomposed_fx(prepared(claim, case))
     drawn = draw_static_inputs(case, placeholder_grids(reference), directed=4, random=2)
     values = torch.cat([Walk(reference, Capabilities()).exact(batch)[0].integers.flatten() for _, batch in drawn])
@@ -119,13 +119,13 @@ def test_where_all_scales_are_powers_of_two_exact_results_are_at_ties(pattern: s
 
 
 @pytest.mark.slow
-def test_weights_that_stay_in_float_are_left_alone_in_a_regime_of_ties() -> None:
+def test_weights_that_stay_in_float_are_left_alone_in_a_value_range_of_ties() -> None:
     config = native_config("onednn")
     named = (claim for claim in enumerate_claims(config, Capabilities()) if claim.pattern == "nn.LayerNorm")
     claim = next(each for each in named if each.dtypes.weight_dtype == torch.float32)
     cases = plan_cases(claim, Capabilities())
     assert not isinstance(cases, str)
-    tied = [replace(case, regime=next(each for each in REGIMES if each.has_ties)) for case in cases]
+    tied = [replace(case, value_range=next(each for each in VALUE_RANGES if each.has_ties)) for case in cases]
     models = [build_model(case) for case in tied]
     assert any(parameter.dim() > 1 for model in models for parameter in model.parameters())
     for case, model in zip(tied, models, strict=True):
@@ -137,7 +137,7 @@ def test_weights_that_stay_in_float_are_left_alone_in_a_regime_of_ties() -> None
 @pytest.mark.rule("DTY-04")
 def test_a_smallest_scale_is_kept() -> None:
     claim = claim_on("nn.ReLU", dtype="static:in=qint8[s>=2^-12]")
-    case = replace(base_case(claim), regime=Regime(name="narrower", ranges=((-(2.0**-6), 2.0**-6),)))
+    case = replace(base_case(claim), value_range=ValueRange(name="narrower", ranges=((-(2.0**-6), 2.0**-6),)))
     reference = convert_to_reference_decomposed_fx(prepared(claim, case))
     assert [grid.scale for grid in input_grids(reference)] == [2.0**-12]
     grids = grids_of(claim, "narrow")
@@ -147,7 +147,7 @@ def test_a_smallest_scale_is_kept() -> None:
 def test_the_output_is_scaled_and_the_inputs_are_not() -> None:
     for name, factor in (("coarse_output", 64.0), ("fine_output", 2.0**-6)):
         grids = grids_of(claim_on("operator.mul"), name)
-        ranges = next(regime for regime in REGIMES if regime.name == name).ranges
+        ranges = next(value_range for value_range in VALUE_RANGES if value_range.name == name).ranges
         widths = [high - low for low, high in ranges]
         assert [grid.scale for grid in grids.inputs] == pytest.approx([width / 255 for width in widths])
         # The ends of the output are among the products of the inputs' ends, both of which calibration meets.

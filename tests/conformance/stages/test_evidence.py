@@ -193,7 +193,7 @@ def last_of(*patterns: str) -> Claim:
         (claim_on("nn.Linear"), 0, True),
         (last_of("nn.Linear+nn.ReLU", "nni.LinearReLU", "nniqat.LinearReLU"), 8, False),
     ],
-    ids=["last of an op", "another", "told of some", "told of none", "with a follower"],
+    ids=["last of an op", "another", "told of some", "told of none", "with a epilogue"],
 )
 def test_quick_contradicts_complete_reports_once_for_an_op_and_full_always(
     claim: Claim, told: int, is_probed: bool

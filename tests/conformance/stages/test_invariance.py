@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.base import Capabilities
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.inputs import Batch
 from conformance.ops.op_model import Input, Role
 from conformance.oracle.exact import Exact
@@ -261,9 +261,9 @@ def test_indices_are_split_but_keep_their_layout() -> None:
 
 
 def test_recurrent_ops_are_not_split() -> None:
-    regime = Regime(name="any", ranges=((-1.0, 1.0),))
+    value_range = ValueRange(name="any", ranges=((-1.0, 1.0),))
     inputs = (Input(shape=(2, 3, 4)),)
-    case = Case(name="a case", build=lambda: nn.GRU(4, 5, batch_first=True), inputs=inputs, regime=regime)
+    case = Case(name="a case", build=lambda: nn.GRU(4, 5, batch_first=True), inputs=inputs, value_range=value_range)
     with torch.no_grad():
         made = rerun(case.build(), case)
     assert not any(where.change == BATCH for where in made.compared)

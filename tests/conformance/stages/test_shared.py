@@ -9,26 +9,28 @@ from typing import Any
 import pytest
 from torch import nn
 
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.ops.op_model import Input
 from conformance.stages.shared import find_shared
 from tests.conformance.support.planning import claim_on, planned
 
-SIGNED = Regime(name="signed", ranges=((-1.0, 1.0),))
-LARGE_BIAS = Regime(name="large_bias", ranges=((-1.0, 1.0),), bias=128.0)
+SIGNED = ValueRange(name="signed", ranges=((-1.0, 1.0),))
+LARGE_BIAS = ValueRange(name="large_bias", ranges=((-1.0, 1.0),), bias=128.0)
 
 
-def make_case(name: str, regime: Regime = SIGNED, **arguments: Any) -> Case:
-    return Case(name=name, build=nn.Identity, inputs=(Input(shape=(2, 3)),), regime=regime, arguments=arguments)
+def make_case(name: str, value_range: ValueRange = SIGNED, **arguments: Any) -> Case:
+    return Case(
+        name=name, build=nn.Identity, inputs=(Input(shape=(2, 3)),), value_range=value_range, arguments=arguments
+    )
 
 
 def product_of(**values: tuple[Any, ...]) -> list[Case]:
-    """A case for each choice of these values and each of two regimes."""
+    """A case for each choice of these values and each of two value ranges."""
     choices = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [
-        make_case(f"{number} {regime.name}", regime, **choice)
+        make_case(f"{number} {value_range.name}", value_range, **choice)
         for number, choice in enumerate(choices)
-        for regime in (SIGNED, LARGE_BIAS)
+        for value_range in (SIGNED, LARGE_BIAS)
     ]
 
 
@@ -44,14 +46,14 @@ CASES = product_of(groups=(1, 2, 8), padding=(0, 1, (1, 2), "same"), bias=(True,
         (lambda case: case.arguments["padding"] in (1, (1, 2)), ["padding > 0"]),
         (lambda case: case.arguments["mode"] != "reflect", ["mode ≠ reflect"]),
         (lambda case: not case.arguments["bias"], ["bias = False"]),
-        (lambda case: case.regime is LARGE_BIAS, ["regime = large_bias"]),
+        (lambda case: case.value_range is LARGE_BIAS, ["value range = large_bias"]),
         (
-            lambda case: case.arguments["groups"] > 1 and case.regime is LARGE_BIAS,
-            ["groups > 1 and regime = large_bias"],
+            lambda case: case.arguments["groups"] > 1 and case.value_range is LARGE_BIAS,
+            ["groups > 1 and value range = large_bias"],
         ),
         (lambda case: case.arguments["groups"] > 1 and case.arguments["padding"] != 0, ["groups > 1 and padding ≠ 0"]),
         (lambda case: case.arguments["groups"] > 1 or not case.arguments["bias"], ["groups > 1 or bias = False"]),
-        (lambda case: case.arguments["groups"] > 1 or (not case.arguments["bias"] and case.regime is SIGNED), []),
+        (lambda case: case.arguments["groups"] > 1 or (not case.arguments["bias"] and case.value_range is SIGNED), []),
         (lambda case: True, []),
         (lambda case: False, []),
     ],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from backends.base import Capabilities
-from conformance.claims.case import Case, Regime
+from conformance.claims.case import Case, ValueRange
 from conformance.claims.inputs import Batch, NamedInputs
 from conformance.machine.fault import Fault
 from conformance.ops.op_model import Input, Role
@@ -41,8 +41,8 @@ class Op(nn.Module):
 
 def case_of(function: Function, *shapes: tuple[int, ...], role: Role = Role.ACTIVATION) -> Case:
     inputs = tuple(Input(shape=shape, role=role, high=9) for shape in shapes)
-    regime = Regime(name="any", ranges=((-1.0, 1.0),))
-    return Case(name="a case", build=lambda: Op(function), inputs=inputs, regime=regime)
+    value_range = ValueRange(name="any", ranges=((-1.0, 1.0),))
+    return Case(name="a case", build=lambda: Op(function), inputs=inputs, value_range=value_range)
 
 
 def inputs_for(case: Case) -> list[NamedInputs]:
