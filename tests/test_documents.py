@@ -345,5 +345,5 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     assert pt2e <= 655, pt2e
     changes = code.pop("pt2e_changes.py") + code.pop("pt2e_folds.py")  # what torchao does there: beside the flow
     assert changes <= 390, changes
-    assert sum(code.values()) <= 7820 and measured <= 700 and lacking <= 325, code
+    assert sum(code.values()) <= 7820 and measured <= 700 and lacking <= 340, code
     assert max(lines.values()) <= 400, lines
