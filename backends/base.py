@@ -1,4 +1,4 @@
-"""The contract with a backend vendor: what to implement for a certificate (README.md, "Certify your own backend").
+"""The contract with a backend vendor: what to implement for a certificate (README.md, "Your backend in ten lines").
 
 A minimal backend::
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         mutants = _select(options.mutant)
         runs = _read_earlier(options.earlier, [each for each in MUTANTS if each not in mutants])
+        if options.write_doc:
+            _demand_whole(options, {run.mutant for run in runs} | {mutant.name for mutant in mutants})
     except GateError as error:
         print(error, file=sys.stderr)
         return USAGE
@@ -76,6 +78,15 @@ def _read_earlier(path: str | None, mutants: Sequence[Mutant]) -> list[MutantRun
         raise GateError(f"--earlier: {path} cannot be read: {type(error).__name__}: {error}") from error
     names = {mutant.name for mutant in mutants}
     return [run for run in runs if run.mutant in names]
+
+
+def _demand_whole(options: argparse.Namespace, names: Collection[str]) -> None:
+    """Raise GateError if a run of these mutants is not what the document says: all of them, in all profiles."""
+    missing = len({mutant.name for mutant in MUTANTS} - set(names))
+    if missing:
+        raise GateError(f"--write-doc: {missing} mutants would be missing; leave out --mutant, or give --earlier")
+    if options.profile or options.no_ablation:
+        raise GateError("--write-doc: the document has all profiles, with ablation; leave out --profile, --no-ablation")
 
 
 def _make_tasks(mutants: Sequence[Mutant], profiles: Sequence[str], seeds: int) -> Iterator[Task]:

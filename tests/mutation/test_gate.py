@@ -255,6 +255,7 @@ HIDDEN = Mutant(name="hidden", group="state", rules=("NUM-07",), claims=CLAIMS, 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MUTANTS", (HONEST_ONE, FAULTY_ONE, HIDDEN))
+    monkeypatch.setattr(command, "PROFILES", ("quick",))
     monkeypatch.setattr(command, "DOCUMENT", tmp_path / "doc.md")
     monkeypatch.setattr(command, "DETECTION", tmp_path / "header.json")
 
@@ -262,21 +263,34 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("names", "status"), ((("honest", "no relu"), 0), (("hidden",), 1)))
-def test_the_command_writes_what_the_mutants_show(
+def test_the_command_says_what_the_mutants_show(
     names: tuple[str, ...], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--profile=quick", "-n1", f"--report-dir={tmp_path}/out", "--write-doc")
+    options = ("--profile=quick", "-n1", f"--report-dir={tmp_path}/out")
     assert command.main([*(f"--mutant={name}" for name in names), *options]) == status
     printed = capsys.readouterr()
     data = json.loads((tmp_path / "out" / "detection-power.json").read_text(encoding="utf-8"))
     assert data["passes"] is (status == 0) and data["suite_commit"]
     assert ("the gate passes" in printed.out) is (status == 0)
     assert printed.err.count("quick seed 0") == len(data["trials"]) == len(names)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_command_writes_the_document_of_all_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MUTANTS", (HIDDEN,))
+    assert command.main(["-n1", f"--report-dir={tmp_path}/out", "--write-doc"]) == 1
     written = (tmp_path / "doc.md").read_text(encoding="utf-8")
     assert written.startswith("# Detection power") and "seconds" not in written
-    assert ("- hidden (state)" in written) is (status == 1)
+    assert "- hidden (state)" in written
     header = json.loads((tmp_path / "header.json").read_text(encoding="utf-8"))
-    assert header["every class"]["quick"] == sum(trial["killed"] for trial in data["trials"])
+    assert header["every class"]["quick"] == 0
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("option", ("--mutant=hidden", "--profile=quick", "--no-ablation"))
+def test_the_document_is_not_written_of_a_part(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([option, "--write-doc"]) == command.USAGE
+    assert re.search(rf"leave out .*{option.partition('=')[0]}", capsys.readouterr().err)
 
 
 def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
