@@ -23,8 +23,9 @@ from conformance.stages.following import find_difference
 from conformance.stages.prepare import find_change
 from conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
 from refimpl import explain
+from refimpl.decomposed import OPS, PLAIN_DTYPE
 from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.observers import is_quantized_dtype
+from refimpl.qparams import fill_range, is_quantized_dtype
 from refimpl.tracing import layer_of
 from reports.verdicts import Verdict
 
@@ -54,12 +55,18 @@ def check_reference(floating: GraphModule, reference: GraphModule, batch: Batch)
 def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: bool) -> Iterator[Fault]:
     """Check that what is rounded is read as numbers, and each weight is within half a step. (CVT-06, CVT-02)
 
+    What is quantized as the model runs has a range that a QConfig asks for. (CVT-03)
+
     ``can_clip``: weights may also be left beyond the ends of their range, by an observer that is not the suite's.
     """
     others = (each for each in explain(reference).plan.decisions if each.kind != "pattern")
     taking = {name for each in others for name in each.nodes}  # custom and standalone modules may take integers
+    asked = _find_dynamic_ranges(reference)
     for node in filter(is_quantize, find_written(reference, floating)):
         value = node.all_input_nodes[0].name
+        if node.target is OPS.quantize_per_tensor.tensor and node.args[3:5] not in asked:
+            text = f"{value} is quantized to {node.args[3:5]} as the model runs; the QConfigs ask for {sorted(asked)}"
+            yield _make_fault("CVT-03", value, text)
         for user in node.users:
             if not _takes_integers(user) and user.name not in taking:
                 text = f"{user.name} reads the integers of {value}, and not the numbers that they stand for"
@@ -70,6 +77,15 @@ def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: 
     for call in list_modules(reference, floating):
         if call.weights:
             yield from _check_weights(call, can_clip=can_clip)
+
+
+def _find_dynamic_ranges(reference: GraphModule) -> set[tuple[int, int]]:
+    """Return the lowest and the highest integers that the QConfigs ask for dynamic inputs. (CVT-03)"""
+    decisions = [
+        each for each in explain(reference).plan.decisions if each.dtype_config and each.dtype_config.is_dynamic
+    ]
+    observers: list[Any] = [each.qconfig.activation() for each in decisions if each.qconfig is not None]
+    return {fill_range(each.dtype, each.quant_min, each.quant_max) for each in observers if each.dtype in PLAIN_DTYPE}
 
 
 def _takes_integers(node: Node) -> bool:

@@ -303,6 +303,17 @@ def test_a_dequantize_by_another_scale_is_found() -> None:
     assert "x is quantized by (" in found(check_roundings(floating, reference, can_clip=False), "CVT-01", "x")
 
 
+@pytest.mark.rule("CVT-03")
+def test_another_range_of_a_dynamic_input_is_found() -> None:
+    def reduce(model: Any) -> None:
+        for node in model.graph.nodes:
+            node.args = tuple(127 if argument == 255 else argument for argument in node.args)
+
+    _, floating, reference = flowed(layers, changed(reduce), every(dynamic()), ROWS)
+    message = found(check_roundings(floating, reference, can_clip=False), "CVT-03", "input_1")
+    assert message == "input_1 is quantized to (0, 127) as the model runs; the QConfigs ask for [(0, 255)]"
+
+
 @pytest.mark.parametrize(
     ("kind", "target", "name"),
     [
