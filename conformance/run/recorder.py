@@ -58,7 +58,7 @@ class Recorder:
             target = self._folder.path / RESULTS
             is_there = earlier.path is not None and os.path.realpath(earlier.path) == os.path.realpath(target)
             self._folder.clear(run.outline.waivers.encode() if run.waiver_file else None, keeps_results=is_there)
-        self._writer = ResultsWriter(target)
+        self._writer = ResultsWriter(self._folder.results)
         self._html = self._folder.path / HTML
         self.summary = "no claim was tested\n"
         self.verdict = ""
@@ -107,6 +107,8 @@ class Recorder:
         self._waiting = set(units)
         for name, rows in self._earlier.rows.items():
             self._record(units[name], map(line_of, rows))
+        with raise_usage_error_for(FolderError, "--report-dir: "):
+            self._folder.put_results()
         self._verdicts.clear()  # those of this run are counted, for its progress
         self._left_out = sorted(self._waiting - found)
         self._total = len(self._waiting)
@@ -169,7 +171,7 @@ class Recorder:
             peak_mib=round(max(self._peak_mib, self._earlier.peak_mib), 1),
             foreign_code=sorted(self._foreign_code.difference(self._header.foreign_code)),
         )
-        results = read_results(self._writer.path)
+        results = read_results(self._folder.results)
         self._lost.clear()
         self._write(HTML, render_html(results, self._baseline))
         lost = "".join(f"! {join_lines(line)}\n" for line in self._lost)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.machine.whole_files import write_whole
+from conformance.machine.whole_files import UNFINISHED, write_whole
 from conformance.run.device import CALLS, COMMAND
 from conformance.vectors.files import remove
 from reports.reading import FileFault, open_to_append, read_bytes
@@ -27,6 +27,8 @@ WAIVERS = "waivers.toml"
 """Name of the copy of the waivers, for a certificate."""
 KEPT = "results.resumed.jsonl"
 """Name of the earlier results if the new ones take their place."""
+_ASIDE = f"{UNFINISHED}{RESULTS}"
+"""Name of the new ones until they have all that is taken from the earlier."""
 LOCK = ".lock"
 
 
@@ -40,6 +42,8 @@ class ReportFolder:
     def __init__(self, path: Path) -> None:
         """Make and lock a folder. Raises FolderError if it cannot be written to, or another run has it."""
         self.path = path
+        self.results = path / RESULTS
+        """Where the results are to be written."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open_to_append(path / LOCK, follows_links=False)
@@ -56,10 +60,11 @@ class ReportFolder:
 
     def release(self) -> None:
         """Let another run have the folder."""
+        (self.path / _ASIDE).unlink(missing_ok=True)
         self._lock.close()
 
     def clear(self, waivers: bytes | None = None, *, keeps_results: bool = False) -> None:
-        """Remove what an earlier run has written; with ``keeps_results`` its results are renamed to KEPT.
+        """Remove what an earlier run has written; with ``keeps_results`` not its results, which `put_results` replaces.
 
         ``waivers``: those of this run; a file with just these, as the user's own, stays. Raises FolderError, before
         anything is removed, for a file that no earlier run has written, and if one cannot be removed.
@@ -72,8 +77,22 @@ class ReportFolder:
             for path in own:
                 remove(path)
             if keeps_results:
-                target.replace(self.path / KEPT)
-            write_whole(target, b"")
+                self.results = self.path / _ASIDE
+            write_whole(self.results, b"")
+        except OSError as error:
+            raise FolderError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def put_results(self) -> None:
+        """Have results that were begun aside take their place; the earlier ones are kept. Raises FolderError.
+
+        A run that is killed at any time leaves the one or the other under the name.
+        """
+        target = self.path / RESULTS
+        if self.results == target:
+            return
+        try:
+            write_whole(self.path / KEPT, target.read_bytes())
+            self.results = self.results.replace(target)
         except OSError as error:
             raise FolderError(f"cannot write to {self.path}: {error.strerror}") from error
 

@@ -62,10 +62,11 @@ class Earlier:
 def read_earlier(run: Run) -> Earlier:
     """Read the results file of ``--resume`` or ``--failed-of``, if there is one.
 
-    Raises ResultsError for a file that cannot be read, that disagrees with itself, or that is of another run.
+    Of a run that was killed before its first row the file is empty: nothing is taken. Raises ResultsError for a file
+    that cannot be read, that disagrees with itself, or that is of another run.
     """
     path, only_passing = run.options.resume or run.options.failed_of, run.options.failed_of is not None
-    if path is None:
+    if path is None or (path.is_file() and not path.stat().st_size):
         return Earlier()
     results, header = read_results(path), run.make_header()
     _check_same(path, results, header, _MAY_DIFFER | {"sources_sha256"} if only_passing else _MAY_DIFFER)

@@ -52,7 +52,14 @@ def test_what_an_earlier_run_has_written_gives_way(used: Path) -> None:
 def test_results_that_the_run_goes_on_with_are_kept(used: Path) -> None:
     earlier = (used / RESULTS).read_bytes()
     ReportFolder(used).clear(keeps_results=True)
-    assert (used / KEPT).read_bytes() == earlier
+    assert (used / RESULTS).read_bytes() == earlier, "a run that is killed before it has taken them over loses none"
+    folder = ReportFolder(used)
+    folder.clear(keeps_results=True)
+    folder.results.write_bytes(b"new\n")
+    folder.put_results()
+    folder.release()
+    assert (used / KEPT).read_bytes() == earlier and (used / RESULTS).read_bytes() == b"new\n"
+    assert set(read_all(used)) == {RESULTS, KEPT, LOCK}
 
 
 def test_what_was_cut_short_gives_way(used: Path) -> None:

@@ -270,3 +270,10 @@ def test_without_resume_nothing_is_taken(tmp_path: Path) -> None:
     assert read_earlier(session.run) == Earlier()
     with pytest.raises(ResultsError, match="cannot be read"):
         read_earlier(Session(tmp_path, ["a"], resume=tmp_path / "none").run)
+
+
+def test_a_run_that_was_killed_before_its_first_row_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "results.jsonl").touch()
+    ran = resume(tmp_path, "fakes:Good")
+    assert ran.status == 0 and ran.results.header.resumed == 0 and not (ran.folder / KEPT).exists()
