@@ -48,9 +48,9 @@ from conformance.whole_models.jobs import unit_of
 from conformance.whole_models.judging import (
     JudgedModel,
     draw_reference,
-    judge_model,
     judge_run,
     make_failed_check,
+    verify_model,
 )
 from conformance.whole_models.setups import EXTENTS, ModelSetup, setups_of
 from conformance.whole_models.subgraphs import cut_subgraphs
@@ -213,7 +213,9 @@ class Search:
     def _judge(self, graph: DrawnGraph) -> Judgement:
         """Judge a graph; once more in a new process of the backend if one that had judged others is lost."""
         try:
-            return self._try(lambda: self._judge_unit(self._make_unit(graph)))
+            return self._try(
+                lambda: verify_model(self._bench, self._name, *draw_reference(self._bench, self._make_unit(graph)))
+            )
         except LostProcess as lost:
             return self._judge_lost(lost) if lost.is_alone else self._judge(graph)
 
@@ -243,11 +245,6 @@ class Search:
             message=fault.message,
             evidence=evidence(fault.evidence),
         )
-
-    def _judge_unit(self, unit: ModelUnit) -> Check:
-        *_, judged = judge_model(self._bench, unit)
-        assert isinstance(judged, JudgedModel)
-        return judged.check
 
     def _make_unit(self, graph: DrawnGraph) -> ModelUnit:
         torch.default_generator.manual_seed(graph.seed)

@@ -63,22 +63,16 @@ def _run(
     """
     seed, started = bench.seed_for("model/own", spec), time.perf_counter()
     torch.default_generator.manual_seed(seed)
-    judged: JudgedModel | None = None
     try:
         yield Begin(stage="load")
         given = load_given(spec, seed)
         check_runs(given)
         yield Begin(stage="capture")
         unit = _make_unit(bench, name, claims, setup, given)
-        for message in judge_model(bench, unit):
-            if isinstance(message, Begin):
-                yield message
-            else:
-                judged = message
+        judged = yield from judge_model(bench, unit)
     except ModelSpecError as error:
         fault = Fault(rule="", verdict=Verdict.UNEXERCISED, message=str(error))
         judged = JudgedModel(check=make_failed_check(name, fault))
-    assert judged is not None
     yield judged.make_row(time.perf_counter() - started)
     if judged.quantized is not None:
         yield Begin(stage="measure")

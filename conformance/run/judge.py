@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -35,26 +35,27 @@ from reports.schema import Check, ClaimResult
 
 def open_judge(parent: Parent, setup: Setup) -> Answer:
     """Return what answers in a judge's process."""
-    opened: list[tuple[Opened, frozenset[str]]] = []
-    servers: list[Serve] = []
 
+    @cache
     def open_once() -> tuple[Opened, frozenset[str]]:
         """Open the run where it is first needed, so that what it raises is said; return what was imported before."""
-        if not opened:
-            before = frozenset(sys.modules)
-            opened.append((_open(setup, partial(ask_worker, parent)), before))
-        return opened[0]
+        before = frozenset(sys.modules)
+        return _open(setup, partial(ask_worker, parent)), before
+
+    @cache
+    def make_server_once() -> Serve:
+        run, _ = open_once()
+        return make_server(run.make_bench(), run.units)
 
     def serve(request: Frame) -> Iterator[Message]:
         run, before = open_once()
         backend = run.backend
         assert isinstance(backend, RemoteBackend)
-        if not servers:
-            servers.append(make_server(run.make_bench(), run.units))
+        serve_unit = make_server_once()
         vendors = () if setup.imports_own else run.vendor_places
         backend.begin(request.head["unit"])
         try:
-            yield from servers[0](request)
+            yield from serve_unit(request)
         except (Exception, LostProcess):
             yield _finish_tally(backend, before, vendors)
             raise

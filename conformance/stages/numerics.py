@@ -86,10 +86,10 @@ def report_failed_run(fault: Fault, where: Where, evidence: Mapping[str, object]
     yield replace(fault, message=message, where=where, evidence={**fault.evidence, **evidence}, size=math.inf)
 
 
-def judge_comparisons(name: str, comparisons: Sequence[Comparison]) -> Check:
-    """Judge the numbers of a model by all comparisons: the worst decides. (NUM-03, NUM-05)"""
-    faults = [each.fault for each in comparisons if each.fault is not None]
-    return add_numbers(make_check(name, "numerics", faults, cases=len(comparisons)), comparisons)
+def judge_comparisons(name: str, comparisons: Sequence[Comparison], others: Sequence[Fault] = ()) -> Check:
+    """Judge a model by all comparisons, and by faults of another kind: the worst decides. (NUM-03, NUM-05)"""
+    faults = [*(each.fault for each in comparisons if each.fault is not None), *others]
+    return add_numbers(make_check(name, "numerics", faults, cases=len(comparisons) or None), comparisons)
 
 
 def add_numbers(check: Check, comparisons: Sequence[Comparison]) -> Check:

@@ -77,18 +77,14 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
         draw=lambda reference: [place_on_grids(reference, (batch,)) for batch in torch.split(unseen, BATCH)],
     )
     values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
-    for message in judge_model(bench, unit):
-        if isinstance(message, Begin):
-            yield message
-            continue
-        judged = message
-        try:
-            for part in _measure_accuracy(bench, message, unseen, unseen_labels):
-                values |= part
-        except FaultFound as found:
-            judged = replace(message, check=make_failed_check(name, found.fault))
-        yield Measurement(topic="accuracy", subject=name, values=values)
-        yield judged.make_row(time.perf_counter() - started)
+    judged = yield from judge_model(bench, unit)
+    try:
+        for part in _measure_accuracy(bench, judged, unseen, unseen_labels):
+            values |= part
+    except FaultFound as found:
+        judged = replace(judged, check=make_failed_check(name, found.fault))
+    yield Measurement(topic="accuracy", subject=name, values=values)
+    yield judged.make_row(time.perf_counter() - started)
 
 
 def _measure_accuracy(bench: Bench, judged: JudgedModel, images: Tensor, labels: Tensor) -> Iterator[dict[str, float]]:

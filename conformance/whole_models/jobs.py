@@ -24,7 +24,7 @@ from conformance.pipeline.job import Job
 from conformance.stages.bench import Bench
 from conformance.whole_models import digits
 from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.judging import JudgedModel, judge_model
+from conformance.whole_models.judging import judge_model
 from conformance.whole_models.setups import EXTENTS, ModelSetup, activation_dtypes_of, setups_of
 from conformance.whole_models.units import ModelUnit
 from refimpl import BackendConfig
@@ -76,8 +76,8 @@ def _run(
     torch.default_generator.manual_seed(bench.seed_for(name))
     case = architecture.case()
     unit = unit_of(name, case.build(), case, claims, setup)
-    for message in judge_model(bench, unit):
-        yield message.make_row(time.perf_counter() - started) if isinstance(message, JudgedModel) else message
+    judged = yield from judge_model(bench, unit)
+    yield judged.make_row(time.perf_counter() - started)
 
 
 def unit_of(name: str, model: nn.Module, case: Case, claims: Sequence[Claim], setup: ModelSetup) -> ModelUnit:

@@ -9,7 +9,7 @@ and compared separately. (NUM-03, LOW-04, QAT-01, QAT-02)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from conformance.stages.comparison import Comparison, compare_all
 from conformance.stages.execution import ask_execution
 from conformance.stages.float_ops import format_float, list_quantized, read_name
 from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
-from conformance.stages.numerics import add_numbers
+from conformance.stages.numerics import judge_comparisons
 from conformance.stages.reruns import REPETITION, compare_outputs
 from conformance.stages.state import LoweredModel, make_check
 from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
@@ -70,8 +70,8 @@ class JudgedModel:
         )
 
 
-def judge_model(bench: Bench, unit: ModelUnit) -> Iterator[Begin | JudgedModel]:
-    """Take a model through the flow, judge it, and yield the result last; a Begin announces each piece of work."""
+def judge_model(bench: Bench, unit: ModelUnit) -> Generator[Begin, None, JudgedModel]:
+    """Take a model through the flow and judge it; a Begin announces each piece of work."""
     quantized = None
     try:
         yield Begin(stage="quantize")
@@ -81,7 +81,7 @@ def judge_model(bench: Bench, unit: ModelUnit) -> Iterator[Begin | JudgedModel]:
         check = verify_model(bench, unit.id, quantized.reference, batches, takes_apart=unit.takes_apart)
     except FaultFound as found:
         check = make_failed_check(unit.id, found.fault)
-    yield JudgedModel(check=check, quantized=quantized)
+    return JudgedModel(check=check, quantized=quantized)
 
 
 def draw_reference(bench: Bench, unit: ModelUnit) -> tuple[GraphModule, Sequence[Batch]]:
@@ -163,24 +163,21 @@ def judge_run(
 
     The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``, ``sureness`` why.
     """
-    faults, comparisons = list[Fault](), list[Comparison]()
+    comparisons, others = list[Comparison](), list[Fault]()
     try:
         lowered = lower(bench, model, batches[0])
         floating = _find_float_ops(bench, lowered, model)
-        for comparison in _compare_batches(bench, model, lowered, batches, moves_only):
-            comparisons.append(comparison)
-            faults += [comparison.fault] if comparison.fault is not None else []
+        comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
     except FaultFound as found:
         return make_failed_check(name, found.fault)
     except NoOracleError as error:
-        comparisons.clear()
-        faults = [Fault(rule="NUM-03", verdict=Verdict.UNEXERCISED, message=f"no oracle: {error}")]
+        others.append(Fault(rule="NUM-03", verdict=Verdict.UNEXERCISED, message=f"no oracle: {error}"))
     told = {"execution": "none", "sureness": floating} if isinstance(floating, str) else {"execution": "reported"}
     if floating and not isinstance(floating, str):
         floating = [format_float(model, each) for each in floating]
         text = f"runs in float: {'; '.join(floating)}"
-        faults.append(Fault(rule="LOW-04", verdict=Verdict.FALLBACK, message=text, evidence={"float_ops": floating}))
-    check = add_numbers(make_check(name, "numerics", faults, cases=len(comparisons) or None), comparisons)
+        others.append(Fault(rule="LOW-04", verdict=Verdict.FALLBACK, message=text, evidence={"float_ops": floating}))
+    check = judge_comparisons(name, comparisons, others)
     return replace(check, evidence=evidence({**check.evidence, **told}))
 
 
