@@ -29,7 +29,6 @@ ID_WIDTH = 400
 TERMS = {
     "pairs": "a pattern with one of its dtype configs; claims of several flows and weight schemes share it",
     "level": "the instruction sets that the kernels ran at",
-    "isolation": "fork: a claim has processes of its own, so that a crash costs that claim alone; none: it has not",
     "scheme": "how the weight is quantized: per tensor or per channel, symmetric or affine; no_weight without one",
 }
 """Terms that a page explains where they stand; docs/glossary.md has all."""

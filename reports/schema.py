@@ -172,8 +172,6 @@ class Header:
     """Start of the run, in UTC, ISO 8601."""
     isa: str = ""
     """Level of instruction sets that the kernels ran at."""
-    isolation: str = ""
-    """Isolation of each claim: ``fork`` (a process) or ``none``."""
     waivers: dict[str, str] = field(default_factory=dict)
     """Name of the waiver file and its sha256, if one is used."""
     findings: dict[str, str] = field(default_factory=dict)

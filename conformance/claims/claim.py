@@ -20,7 +20,7 @@ import torch
 from backends.base import Capabilities
 from conformance.claims.kinds import Kind, kind_of
 from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
-from conformance.ops.fused_modules import root_of, weight_axis_of
+from conformance.ops.fused_modules import MEMBERS, QAT_OF, root_of, weight_axis_of
 from conformance.ops.table import WEIGHTED
 from conformance.oracle.error_bounds import MOVES
 from conformance.oracle.table import rule_of
@@ -68,6 +68,11 @@ class Claim:
     def ops(self) -> tuple[Any, ...]:
         """The pattern's ops, in forward order."""
         return tuple(leaves(self.entry.normal_pattern))
+
+    @cached_property
+    def members(self) -> tuple[Any, ...]:
+        """The float modules inside of the pattern's fused and QAT modules."""
+        return tuple(member for op in self.ops for member in MEMBERS.get(QAT_OF.get(op, op), ()))
 
     @cached_property
     def root(self) -> Any:

@@ -19,7 +19,6 @@ from conformance.claims.qconfigs import fixed_range_of
 from conformance.claims.quick import Share, choose_cases
 from conformance.claims.registered_plan import evaluate, keep_finite, list_registered
 from conformance.claims.registry import Registered, registered_for
-from conformance.ops.fused_modules import MEMBERS, QAT_OF
 from conformance.ops.op_model import Input
 from conformance.ops.table import OP_SAMPLES, WEIGHTED
 from refimpl import ObservationType
@@ -237,14 +236,6 @@ def _is_relevant(value_range: ValueRange, claim: Claim) -> bool:
     shares = claim.entry.observation_type is not ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
     if value_range.output != 1.0 and (shares or kind is Kind.FIXED):
         return False
-    if value_range.bias == math.inf and _has_norm(
-        claim
-    ):  # a norm takes the bias away, and a folded bias is another one
-        return False
+    if value_range.bias == math.inf and any(map(is_norm, (*claim.ops, *claim.members))):
+        return False  # a norm takes the bias away, and a folded bias is another one
     return value_range.bias <= 1.0 or claim.scheme != NO_WEIGHT
-
-
-def _has_norm(claim: Claim) -> bool:
-    """Tell whether a batch norm is in the claim's pattern, or inside of a fused module of it."""
-    modules = [leaf for leaf in claim.ops if isinstance(leaf, type)]
-    return any(is_norm(member) for leaf in modules for member in MEMBERS.get(QAT_OF.get(leaf, leaf), (leaf,)))

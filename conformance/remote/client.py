@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from typing_extensions import Self
 
 from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
 from conformance.annotations.probe import BothPlaces, Probe
@@ -33,6 +34,9 @@ from conformance.remote.executor import Executor, HeldModel, OverwrittenError
 from conformance.remote.model_bytes import dump_model, dump_object
 from conformance.remote.wire import pack, unpack
 from refimpl import BackendConfig
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 Ask: TypeAlias = Callable[[Frame, float], Frame]
 """Returns the worker's answer to a request, to be had within so many seconds, or says how it was lost."""
@@ -155,11 +159,16 @@ class RemoteBackend(Backend, Executor):
     @property
     def remake(self) -> Remake:
         """Makes the same backend in another process; it can be pickled."""
-        return partial(remake_live, self.text)
+        return partial(remake, type(self), self.text, self.own_arguments())
 
-    def described_as(self, description: Description) -> RemoteBackend:
+    def described_as(self, description: Description) -> Self:
         """Return the same backend under another description."""
-        return RemoteBackend(description, self._ask_worker, limit=self._limit)
+        given = self.own_arguments()
+        return type(self)(description, self._ask_worker, limit=self._limit, text=self.text, **given)
+
+    def own_arguments(self) -> dict[str, Any]:
+        """Return the arguments that only a backend of its class is made with, by name."""
+        return {}
 
     def begin(self, work: str = "") -> None:
         """Begin a piece of work by its ID: its time runs from now."""
@@ -217,9 +226,11 @@ class RemoteBackend(Backend, Executor):
         return model
 
 
-def remake_live(text: str, ask: Ask, limit: float) -> RemoteBackend:
-    """Return the backend of a description. Raises DescriptionError."""
-    return RemoteBackend(read_description(json.loads(text)), ask, limit=limit, text=text)
+def remake(
+    kind: type[RemoteBackend], text: str, given: Mapping[str, Any], ask: Ask | None = None, limit: float = 60.0
+) -> RemoteBackend:
+    """Return the backend of a description, with the arguments that its class is given. Raises DescriptionError."""
+    return kind(read_description(json.loads(text)), ask, limit=limit, text=text, **given)
 
 
 class RemoteModel(HeldModel):

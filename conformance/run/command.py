@@ -72,7 +72,7 @@ class CommandWorkplaces(Workplaces):
             formats=self._settings.formats,
             places={unit.id: number // self._settings.batch for number, unit in enumerate(units)},
         )
-        replay = ReplayBackend(backend.description, self._chunks, imports=backend.imports, text=backend.text)
+        replay = ReplayBackend(backend.description, source=self._chunks, imports=backend.imports, text=backend.text)
         self._recorder = record_units(run.options, units, backend, self._chunks, backend.imports)
         super().__init__(replace(run.setup, remake=replay.remake), units)
 

@@ -7,14 +7,13 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Representation
 from backends.names import format_error
-from conformance.remote.client import Ask, Remake, RemoteBackend
-from conformance.remote.description import Description, read_description
+from conformance.remote.client import RemoteBackend
+from conformance.remote.description import read_description
 from conformance.remote.worker import describe_backend
 from conformance.run.device import COMMAND, VECTORS, ElsewhereError
 from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
@@ -122,7 +121,8 @@ def _make_replay(data: dict[str, Any], versions: dict[str, str], source: OneBund
         "versions": data["versions"] | versions,
         "waivers": None if waivers is None else str(bundle.folder / JUDGE / Path(waivers).name),
     }
-    return ReplayBackend(read_description(data), source, imports=str(bundle.plan["imports"]), text=json.dumps(data))
+    imports = str(bundle.plan["imports"])
+    return ReplayBackend(read_description(data), source=source, imports=imports, text=json.dumps(data))
 
 
 class CommandBackend(RemoteBackend):
@@ -130,19 +130,14 @@ class CommandBackend(RemoteBackend):
 
     runs_elsewhere = True
 
-    def __init__(self, description: Description, settings: CommandSettings, *, text: str) -> None:
-        super().__init__(description, text=text)
+    def __init__(self, *described: Any, settings: CommandSettings, **more: Any) -> None:
+        super().__init__(*described, **more)
         self.settings = settings
         self.imports = settings.config
 
-    @property
-    def remake(self) -> Remake:
-        """Makes the same backend in another process."""
-        return partial(_remake, self.settings, self.text)
-
-
-def _remake(settings: CommandSettings, text: str, ask: Ask, limit: float) -> CommandBackend:
-    return CommandBackend(read_description(json.loads(text)), settings, text=text)
+    def own_arguments(self) -> dict[str, Any]:
+        """Return the settings."""
+        return {"settings": self.settings}
 
 
 def open_command(options: Options, text: str | None) -> CommandBackend:
@@ -172,4 +167,4 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
         if settings.waivers is not None:
             data["waivers"] = str(settings.waivers)
         text = json.dumps(data)
-    return CommandBackend(read_description(json.loads(text)), settings, text=text)
+    return CommandBackend(read_description(json.loads(text)), settings=settings, text=text)

@@ -60,7 +60,7 @@ def record_units(
     options: Options, units: Iterable[Unit], backend: RemoteBackend, sink: Sink, imports: str
 ) -> Workplaces:
     """Return where units are recorded. ``imports``: where the vendor's own code is found."""
-    recording = RecordingBackend(backend.description, sink, imports=imports, text=backend.text)
+    recording = RecordingBackend(backend.description, sink=sink, imports=imports, text=backend.text)
     return Workplaces(Setup(options=options, text=backend.text, remake=recording.remake), units)
 
 

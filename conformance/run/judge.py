@@ -21,7 +21,7 @@ from conformance.machine.frames import Frame
 from conformance.machine.workplace import LostProcess, Serve, ask_worker, make_answer
 from conformance.pipeline.claim_run import run_claim
 from conformance.pipeline.job import Job
-from conformance.remote.client import Ask, RemoteBackend, remake_live
+from conformance.remote.client import Ask, RemoteBackend, remake
 from conformance.remote.description import DescriptionError
 from conformance.reproducers.of_claim import with_reproducer
 from conformance.run.opening import Opened, open_run
@@ -79,9 +79,9 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
 
 
 def _open(setup: Setup, ask: Ask) -> Opened:
-    remake = setup.remake or partial(remake_live, setup.text)
+    make = setup.remake or partial(remake, RemoteBackend, setup.text, {})
     with raise_usage_error_for(DescriptionError):
-        backend: RemoteBackend = remake(ask, setup.options.claim_timeout)
+        backend: RemoteBackend = make(ask, setup.options.claim_timeout)
     if not setup.imports_own:
         return open_run(setup.options, backend)
     real = find_backend(backend.imports or setup.options.backend, needs_lower=not backend.runs_elsewhere)

@@ -184,7 +184,6 @@ class Opened:
             pairs=len({(claim.pattern, claim.dtype_config) for claim in self.claims}),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             isa=_find_level(backend),
-            isolation="fork",
             waivers=_digest(self.waiver_file, self.waiver_bytes),
             findings=dict(self.findings),
             limits=describe_limits(backend.capabilities().limits),

@@ -20,7 +20,7 @@ from conformance.claims.kinds import Kind
 from conformance.claims.pattern_plan import is_norm
 from conformance.machine.fault import Fault, FaultFound
 from conformance.machine.guard import guard
-from conformance.ops.fused_modules import MEMBERS, QAT_OF
+from conformance.ops.fused_modules import QAT_OF
 from conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
 from conformance.stages.annotation_edges import find_edge_fault, make_edges
 from conformance.stages.bench import Bench
@@ -60,7 +60,8 @@ def check_annotations(run: ClaimState) -> Iterator[Fault]:
         raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=text))
     run.counted["annotate"] = len(readable) + sum(not found[name].alone.is_refused for name in edges)
     is_exported_form = bench.backend.representation is Representation.EXPORTED
-    if is_exported_form and claim.flow == "ptq" and not _has_norm_inside(claim):
+    folds_norms = any(map(is_norm, claim.members))  # torchao folds one that a fused module holds, and FX does not
+    if is_exported_form and claim.flow == "ptq" and not folds_norms:
         run.annotated.update(name for name in readable if is_whole(found[name]))
     for name in readable:
         yield from _place(name, find_faults(claim, variants[name], found[name], bench.capabilities))
@@ -108,11 +109,6 @@ def _find_inexpressible(claim: Claim) -> str:
     if claim.entry.observation_type is ObservationType.INPUT_OUTPUT_NOT_OBSERVED:
         return "what reads a shape is no op of an exported program"
     return "the suite knows no such dtypes" if claim.kind is Kind.OTHER else ""
-
-
-def _has_norm_inside(claim: Claim) -> bool:
-    """Tell whether a fused module of the pattern holds a norm, which torchao folds before and FX does not."""
-    return any(is_norm(member) for leaf in claim.ops for member in MEMBERS.get(leaf, ()))
 
 
 def _choose_variants(cases: tuple[Case, ...]) -> dict[str, Case]:

@@ -7,10 +7,8 @@ A device gets these models and inputs as files (export.py). The judge takes the 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +20,7 @@ from backends.base import Capabilities, Representation
 from conformance.claims.inputs import Batch
 from conformance.oracle.evaluate import Walk
 from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.remote.client import Ask, Remake, RemoteBackend
-from conformance.remote.description import Description, read_description
+from conformance.remote.client import RemoteBackend
 from conformance.remote.executor import HeldModel
 from conformance.vectors.graph_data import GraphData, describe_model
 from conformance.vectors.interval import Interval, interval_of
@@ -61,8 +58,8 @@ class RecordingBackend(RemoteBackend):
 
     records = runs_elsewhere = True
 
-    def __init__(self, description: Description, sink: Sink, *, imports: str, text: str = "") -> None:
-        super().__init__(description, text=text)
+    def __init__(self, *described: Any, sink: Sink, imports: str, **more: Any) -> None:
+        super().__init__(*described, **more)
         self.imports = imports
         self._sink = sink
         self._work = ""
@@ -85,14 +82,9 @@ class RecordingBackend(RemoteBackend):
             )
         return RecordedModel(case, self.capabilities())
 
-    @property
-    def remake(self) -> Remake:
-        """Makes the same backend in another process."""
-        return partial(_remake, self.text, self._sink, self.imports)
-
-    def described_as(self, description: Description) -> RecordingBackend:
-        """Return the same backend under another description."""
-        return RecordingBackend(description, self._sink, imports=self.imports, text=self.text)
+    def own_arguments(self) -> dict[str, Any]:
+        """Return the sink, and where the vendor's own code is found."""
+        return {"sink": self._sink, "imports": self.imports}
 
     def begin(self, work: str = "") -> None:
         """Begin a piece of work."""
@@ -103,10 +95,6 @@ class RecordingBackend(RemoteBackend):
         """Hand on what was recorded."""
         self._sink.take(self._work, list(self._cases.values()))
         self._cases.clear()
-
-
-def _remake(text: str, sink: Sink, imports: str, ask: Ask, limit: float) -> RecordingBackend:
-    return RecordingBackend(read_description(json.loads(text)), sink, imports=imports, text=text)
 
 
 def name_case(work: str, data: GraphData) -> str:

@@ -6,11 +6,9 @@ of the device: the claim is UNEXERCISED, with that reason.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,8 +24,7 @@ from conformance.machine.fault import Fault
 from conformance.machine.frames import NoAnswer
 from conformance.machine.workplace import LostProcess
 from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import Ask, Remake, RemoteBackend, RemoteError
-from conformance.remote.description import Description, read_description
+from conformance.remote.client import RemoteBackend, RemoteError
 from conformance.remote.executor import HeldModel
 from conformance.vectors.bundle import Bundle, BundleError
 from conformance.vectors.files import format_json, unpack_arrays
@@ -56,8 +53,8 @@ class ReplayBackend(RemoteBackend):
 
     runs_elsewhere = True
 
-    def __init__(self, description: Description, source: Source, *, imports: str, text: str = "") -> None:
-        super().__init__(description, text=text)
+    def __init__(self, *described: Any, source: Source, imports: str, **more: Any) -> None:
+        super().__init__(*described, **more)
         self.imports = imports
         self.source = source
         self._work = ""
@@ -84,14 +81,9 @@ class ReplayBackend(RemoteBackend):
         structure = _find_structure(reference_model, example_inputs)
         return ReplayedModel(name, handed_in, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
 
-    @property
-    def remake(self) -> Remake:
-        """Makes the same backend in another process."""
-        return partial(_remake, self.text, self.source, self.imports)
-
-    def described_as(self, description: Description) -> ReplayBackend:
-        """Return the same backend under another description."""
-        return ReplayBackend(description, self.source, imports=self.imports, text=self.text)
+    def own_arguments(self) -> dict[str, Any]:
+        """Return the source, and where the vendor's own code is found."""
+        return {"source": self.source, "imports": self.imports}
 
     def begin(self, work: str = "") -> None:
         """Begin a piece of work."""
@@ -117,10 +109,6 @@ class ReplayBackend(RemoteBackend):
             if fault is not None:
                 return replace(fault, message=f"case {name}: {fault.message}")
         return None
-
-
-def _remake(text: str, source: Source, imports: str, ask: Ask, limit: float) -> ReplayBackend:
-    return ReplayBackend(read_description(json.loads(text)), source, imports=imports, text=text)
 
 
 def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:

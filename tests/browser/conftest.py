@@ -59,7 +59,6 @@ MEASUREMENTS = [
 STATISTICS = {"distances": [90, 40, 20, 9, 3, 1, 0, 0, 1, 0, 2, 0, 1], "sqnr_db": 47.5}
 HEADER = {
     "isa": "avx2",
-    "isolation": "fork",
     "limits": {"nn.Linear": {"bias": "True"}},
     "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
     "detection": {"sums": {"faults": 3, "quick": 2, "full": 3}},

@@ -92,7 +92,6 @@ class Made:
             "pairs": 9,
             "started": "2026-11-01T03:04:05+00:00",
             "isa": "avx2",
-            "isolation": "fork",
             "waivers": {"file": "npu.toml", "sha256": "cd" * 32},
             "findings": {"errata.md#12": "12. Sums saturate\n\nTwo products\nat most.\n\n- one\n- two\n\n<b>None</b>."},
             "limits": {"nn.Linear": {"bias": "True"}},

@@ -60,7 +60,7 @@ def test_the_header_says_what_was_run(good: Ran) -> None:
         "allow_quality": False,
         "without_execution_evidence": False,
     }
-    assert (header.profile, header.isolation, header.waivers) == ("quick", "fork", {})
+    assert (header.profile, header.waivers) == ("quick", {})
     assert header.isa and good.results.footer and good.results.footer.peak_mib
     assert header.claims == header.claims_in_config == len(good.results.claims) == 2 and header.pairs == 1
 

@@ -19,11 +19,12 @@ from torch.fx import symbolic_trace
 from backends.base import Capabilities
 from conformance.claims.build import build_model
 from conformance.claims.claim import Claim, enumerate_claims
+from conformance.claims.edges import EdgeQConfig, edges_inside, edges_outside
 from conformance.claims.plan import plan_cases
 from conformance.claims.qconfigs import qconfig_for
 from conformance.machine.fault import Fault
 from conformance.stages.bench import Bench
-from conformance.stages.refusal import EdgeQConfig, edges_inside, edges_outside, try_edges
+from conformance.stages.refusal import try_edges
 from conformance.stages.state import CaseState, ClaimState
 from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
 from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, Violation, choose_dtype_config

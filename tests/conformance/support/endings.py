@@ -44,7 +44,7 @@ def open_ways(parent: Parent, tells: bool = True) -> Answer:
 
 def message(**values: Scalar) -> Measurement:
     """A message that says something."""
-    return Measurement(topic="isolation", subject="test", values=values)
+    return Measurement(topic="ending", subject="test", values=values)
 
 
 def said(result: WorkResult) -> list[dict[str, Scalar]]:
