@@ -91,7 +91,7 @@ class Claim:
         return shares and all(map(op_moves, self.ops))
 
     @cached_property
-    def own_modules(self) -> tuple[type, ...]:
+    def vendor_modules(self) -> tuple[type, ...]:
         """The classes of the pattern's modules that are not torch's own: tracing would go into them."""
         kinds = [op for op in self.ops if isinstance(op, type)]
         return tuple(kind for kind in kinds if not kind.__module__.startswith("torch."))
@@ -102,7 +102,7 @@ class Claim:
 
         A vendor's own module is one if the entry names it as ``root_module``.
         """
-        is_own_root = self.root is self.entry.root_module and self.root in self.own_modules
+        is_own_root = self.root is self.entry.root_module and self.root in self.vendor_modules
         return isinstance(self.root, type) and (self.root in WEIGHTED or is_own_root)
 
 

@@ -45,7 +45,11 @@ from conformance.oracle.grids import (
     lay_along,
     qparams_of,
 )
-from conformance.oracle.own_modules import (
+from conformance.oracle.requantizing import find_accumulator
+from conformance.oracle.rules_dynamic import MODULES, NODES
+from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
+from conformance.oracle.table import rule_of
+from conformance.oracle.vendor_modules import (
     add_errors,
     allow_for_clipping,
     copy_to_double,
@@ -59,10 +63,6 @@ from conformance.oracle.own_modules import (
     require_weight,
     run_in_double,
 )
-from conformance.oracle.requantizing import find_accumulator
-from conformance.oracle.rules_dynamic import MODULES, NODES
-from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
-from conformance.oracle.table import rule_of
 from refimpl.invariants import is_dequantize, is_quantize
 from refimpl.patterns import leaf_name
 from refimpl.tracing import attribute_of

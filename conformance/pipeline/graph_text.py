@@ -16,7 +16,7 @@ from refimpl.fuse import trace_and_fuse
 def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:
     """Return the graphs of a case before and after, as far as it came."""
     models: dict[str, Callable[[], Any]] = {
-        "float model": lambda: trace_and_fuse(state.model, FUSES_NOTHING, leaves=claim.own_modules),
+        "float model": lambda: trace_and_fuse(state.model, FUSES_NOTHING, leaves=claim.vendor_modules),
         "reference model": lambda: state.reference,
         "lowered model": lambda: state.lowered,
     }

@@ -37,7 +37,7 @@ class Job:
         return not self.is_model or self.id.startswith("model/fuzz/")
 
     @property
-    def is_own(self) -> bool:
+    def is_users(self) -> bool:
         """Whether it judges a model that is handed in, so that code of the user's runs."""
         return self.id.startswith(OWN)
 

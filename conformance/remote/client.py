@@ -84,7 +84,7 @@ class RemoteBackend(Backend, Executor):
         self.waivers = description.waivers
         self.description = description
         self.text = text
-        self.own = description.own
+        self.vendor_claims = description.vendor_claims
         self.sources = description.sources
         self.registrations = description.registrations
         self.gives_quantizer = description.has_quantizer and not self.runs_elsewhere

@@ -36,7 +36,7 @@ class Limit(tuple[Any, ...]):
 class Description:
     """A backend as the judge knows it. ``unavailable``: why it cannot run here; the rest is then empty.
 
-    ``own``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
+    ``vendor_claims``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
     all claims if the vendor ``prepares`` models its own way. ``has_quantizer``: it gives a torchao Quantizer.
     ``sources``: the files and folders that its code comes from; None: they cannot be told. ``registrations``: what its
     code registers, in words, by the pattern's name. ``preparation`` is known where its code is imported.
@@ -50,7 +50,7 @@ class Description:
     versions: Mapping[str, str]
     capabilities: Capabilities
     config: BackendConfig
-    own: frozenset[str] = frozenset()
+    vendor_claims: frozenset[str] = frozenset()
     prepares: bool = False
     has_quantizer: bool = False
     sources: tuple[str, ...] | None = None
@@ -211,7 +211,7 @@ def _read_description(data: Mapping[str, Any]) -> Description:
         versions=versions,
         capabilities=capabilities,
         config=config,
-        own=frozenset(own),
+        vendor_claims=frozenset(own),
         prepares=prepares,
         has_quantizer=bool(data.get("has_quantizer")),
         sources=None if sources is None else tuple(map(str, sources)),

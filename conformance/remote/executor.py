@@ -52,7 +52,7 @@ class Executor(ABC):
     runs_elsewhere: bool = False
     """Whether no process here lowers its models: they are files for a device."""
 
-    own: frozenset[str] = frozenset()
+    vendor_claims: frozenset[str] = frozenset()
     """The IDs of claims that need the vendor's own classes or functions, which are in a process of its own."""
 
     sources: tuple[str, ...] | None = None

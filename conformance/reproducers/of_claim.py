@@ -62,7 +62,7 @@ def with_reproducer(bench: Bench, claim: Claim, result: ClaimResult, checks: Seq
 def format_op(bench: Bench, claim: Claim, where: Where) -> str:
     """Spell the pattern of a case as Python; "" for a model that cannot be built or traced."""
     try:
-        model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=claim.own_modules)
+        model = trace_and_fuse(find_case(bench, claim, where).build(), FUSES_NOTHING, leaves=claim.vendor_modules)
         return format_pattern(model)
     except Exception:  # the stages report faults; an op that is not shown costs no verdict
         return ""

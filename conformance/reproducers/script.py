@@ -33,8 +33,8 @@ from conformance.reproducers.spelling import (
     format_call,
     format_constructor,
     format_own_constructor,
-    is_own,
     is_reference,
+    is_vendors,
     name_class,
     spell,
 )
@@ -182,9 +182,9 @@ def _write_state(model: GraphModule) -> Iterator[str]:
 
 def _write_module(target: str, module: nn.Module) -> Iterator[str]:
     """Yield lines that make one module, with its state."""
-    if is_own(type(module)):
+    if is_vendors(type(module)):
         yield from _write_own(target, module)
-    elif isinstance(module, nn.Sequential) and not any(is_own(type(part)) for part in module.children()):
+    elif isinstance(module, nn.Sequential) and not any(is_vendors(type(part)) for part in module.children()):
         parts = list(module.children())
         yield f"{target} = {name_class(module)}({', '.join(format_constructor(part) for part in parts)})"
         for number, part in enumerate(parts):
@@ -235,7 +235,7 @@ def _write_pickled(target: str, module: nn.Module) -> Iterator[str]:
 def _find_homes(model: GraphModule) -> list[str]:
     """Return the modules that a script imports for a vendor's own classes and functions. Raises NoScriptError."""
     called = {node.target for node in model.graph.nodes if node.op == "call_function"}
-    own = [value for value in (*called, *map(type, model.modules())) if is_own(value) and value is not type(model)]
+    own = [value for value in (*called, *map(type, model.modules())) if is_vendors(value) and value is not type(model)]
     for value in own:
         check_importable(value)
     return sorted({value.__module__ for value in own})

@@ -50,7 +50,7 @@ def name_class(module: nn.Module) -> str:
     return leaf_name(kind)
 
 
-def is_own(value: Any) -> bool:
+def is_vendors(value: Any) -> bool:
     """Tell whether a class or function is a vendor's own, which is imported from its module."""
     return not leaf_name(value).startswith(_KNOWN)
 
@@ -111,7 +111,7 @@ def _argument_of(module: nn.Module, name: str) -> Any:
     value = getattr(module, name, inspect.Parameter.empty)
     if name == "bias":
         return value is not None or getattr(module, "weight", None) is None
-    if name in _PER_AXIS and isinstance(value, tuple) and len({*value}) == 1 and not is_own(type(module)):
+    if name in _PER_AXIS and isinstance(value, tuple) and len({*value}) == 1 and not is_vendors(type(module)):
         return value[0]
     return tuple(value) if isinstance(value, (tuple, list)) else value
 
@@ -209,6 +209,6 @@ def _format_module(module: nn.Module) -> str:
     """Spell a module as a reader would make it; ``(…)`` if its constructor does not show how."""
     if isinstance(module, nn.Sequential):
         return f"{name_class(module)}({', '.join(map(_format_module, module.children()))})"
-    if is_own(type(module)):
+    if is_vendors(type(module)):
         return format_own_constructor(module) or f"{name_class(module)}(…)"
     return format_constructor(module)

@@ -52,7 +52,7 @@ def open_judge(parent: Parent, setup: Setup) -> Answer:
         backend = run.backend
         assert isinstance(backend, RemoteBackend)
         serve_unit = make_server_once()
-        vendors = () if setup.imports_own else run.vendor_places
+        vendors = () if setup.imports_vendor else run.vendor_places
         backend.begin(request.head["unit"])
         try:
             yield from serve_unit(request)
@@ -82,7 +82,7 @@ def _open(setup: Setup, ask: Ask) -> Opened:
     make = setup.remake or partial(remake, RemoteBackend, setup.text, {})
     with raise_usage_error_for(DescriptionError):
         backend: RemoteBackend = make(ask, setup.options.claim_timeout)
-    if not setup.imports_own:
+    if not setup.imports_vendor:
         return open_run(setup.options, backend)
     real = find_backend(backend.imports or setup.options.backend, needs_lower=not backend.runs_elsewhere)
     config, capabilities = as_backend_config(real.backend_config()), real.capabilities()

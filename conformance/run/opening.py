@@ -87,7 +87,7 @@ class Opened:
 
     def needs_own_code(self, unit: Claim | Job) -> bool:
         """Tell whether a unit cannot be judged without the vendor's code: a job may meet any entry of the config."""
-        own = executor_of(self.backend).own
+        own = executor_of(self.backend).vendor_claims
         return unit.id in own if isinstance(unit, Claim) else bool(own)
 
     @property
@@ -122,7 +122,7 @@ class Opened:
         place: Literal["plain", "beside", "model"] = "plain"
         if self.needs_own_code(unit):
             place = "beside"
-        elif isinstance(unit, Job) and unit.is_own:
+        elif isinstance(unit, Job) and unit.is_users:
             place = "model"
         if isinstance(unit, Job):
             kind: Literal["model", "measurement"] = "model" if unit.is_model else "measurement"

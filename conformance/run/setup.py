@@ -24,7 +24,7 @@ class Setup:
     """What the backend says of itself."""
     remake: Callable[..., Any] | None = None
     """Makes a backend that runs elsewhere (`conformance.remote.client.Remake`); None: a worker runs it."""
-    imports_own: bool = False
+    imports_vendor: bool = False
     """Whether the vendor's classes and functions are imported, as claims on these need them."""
 
 

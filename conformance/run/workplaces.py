@@ -63,7 +63,7 @@ class Workplaces:
             worker = make_warm_workers(setup.options.backend, limit=limit, first=first_worker)
         judge = make_judge_recipe(setup)
         of_model = replace(judge, is_guarded=True)
-        beside = replace(of_model, arguments=(replace(setup, imports_own=True),))
+        beside = replace(of_model, arguments=(replace(setup, imports_vendor=True),))
         self._places = {unit.id: unit.place for unit in units}
         self._plain = Workplace(judge, worker, limit=limit, first=first_judge)
         self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")

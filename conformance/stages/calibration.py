@@ -37,7 +37,7 @@ def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMappi
 def leaves_of(claim: Claim) -> PrepareCustomConfig:
     """Return the vendor's custom config, which also keeps tracing out of the pattern's own modules."""
     custom = copy.copy(claim.preparation.prepare)
-    return custom.set_non_traceable_module_classes([*custom.non_traceable_module_classes, *claim.own_modules])
+    return custom.set_non_traceable_module_classes([*custom.non_traceable_module_classes, *claim.vendor_modules])
 
 
 def prepare_case(

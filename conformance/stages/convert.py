@@ -21,7 +21,7 @@ from conformance.machine.fault import Fault
 from conformance.machine.guard import guard
 from conformance.oracle.evaluate import READS_SHAPE, Walk
 from conformance.oracle.grids import NoOracleError, integers_of, lay_along
-from conformance.oracle.own_modules import HELD, find_reference_kind, is_custom
+from conformance.oracle.vendor_modules import HELD, find_reference_kind, is_custom
 from conformance.stages.calibration import keeps_statistics
 from conformance.stages.dynamic_checks import check_reference_dynamic
 from conformance.stages.fixed_grids import check_fixed_grids

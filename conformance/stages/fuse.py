@@ -32,7 +32,7 @@ def build_and_fuse(run: ClaimState, state: CaseState) -> Iterator[Fault]:
     variant = case.variant if claim.entry.fuser_method is not None else ""
     if variant in run.proven["fuse"]:
         return
-    fuse = partial(trace_and_fuse, state.model, leaves=claim.own_modules)
+    fuse = partial(trace_and_fuse, state.model, leaves=claim.vendor_modules)
     fused = run_flow("FUS-02", lambda: fuse(run.bench.config))
     yield from show_graph(fused, check_fused(claim, fused, lambda: fuse(FUSES_NOTHING)))
     yield from show_graph(fused, check_fused_meaning(state.model, fused, draw_calibration_inputs(case)[0]))

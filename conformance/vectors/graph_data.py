@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
-from conformance.oracle.own_modules import ends_of_weight
+from conformance.oracle.vendor_modules import ends_of_weight
 from conformance.vectors.files import Array, format_json
 from refimpl.decomposed import PLAIN_DTYPE
 from refimpl.invariants import is_quantize

@@ -38,7 +38,7 @@ def test_a_shipped_config_comes_back_with_the_same_claims(name: str) -> None:
     claims = [enumerate_claims(each, backend.capabilities()) for each in (config, there.config)]
     assert [claim.id for claim in claims[0]] == [claim.id for claim in claims[1]]
     assert config_digest(claims[0]) == config_digest(claims[1])
-    assert there.own == frozenset()  # torch's classes and the suite's are no vendor's
+    assert there.vendor_claims == frozenset()  # torch's classes and the suite's are no vendor's
     assert (there.name, there.versions) == (backend.name, backend.versions())
 
 
@@ -76,7 +76,7 @@ def test_the_vendors_own_code_is_a_stand_in_that_cannot_run() -> None:
     there = sent(Owner())
     ids = [claim.id for claim in enumerate_claims(Owner().backend_config(), Owner().capabilities())]
     assert [claim.id for claim in enumerate_claims(there.config, there.capabilities)] == ids
-    assert {name.partition("/")[0] for name in there.own} == {f"{__name__}.Squash", "nn.Linear+nn.ReLU"}
+    assert {name.partition("/")[0] for name in there.vendor_claims} == {f"{__name__}.Squash", "nn.Linear+nn.ReLU"}
     own, pair = (entry for entry in there.config.configs if entry.pattern is not nn.Linear)
     assert has_own_code(own.pattern) and own.pattern is not Squash
     for call in (own.pattern, pair.fuser_method):
@@ -169,7 +169,7 @@ class OwnObserver(MinMaxObserver):
 def test_a_vendor_that_prepares_is_judged_beside_its_code_and_its_rounding_is_known() -> None:
     there = sent(Shifting())
     claims = enumerate_claims(there.config, there.capabilities)
-    assert there.prepares and there.own == {claim.id for claim in claims}
+    assert there.prepares and there.vendor_claims == {claim.id for claim in claims}
     assert there.preparation == OWN_OF_THE_SUITE, "the observers are known where the vendor's code is"
     assert there.capabilities == Shifting().capabilities()
     assert not sent(Good()).prepares

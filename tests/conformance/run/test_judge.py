@@ -216,9 +216,9 @@ def lose(bench: Bench) -> Iterator[Measurement]:
     raise LostProcess(Ending.TIMEOUT, "lower did not end", text="in lower", is_alone=True)
 
 
-@pytest.mark.parametrize(("imports_own", "vendors"), [(False, ["npu"]), (True, [])])
+@pytest.mark.parametrize(("imports_vendor", "vendors"), [(False, ["npu"]), (True, [])])
 def test_a_judge_opens_its_run_once_and_says_what_each_work_has_counted_however_it_ends(
-    monkeypatch: pytest.MonkeyPatch, imports_own: bool, vendors: list[str]
+    monkeypatch: pytest.MonkeyPatch, imports_vendor: bool, vendors: list[str]
 ) -> None:
     """The run's outline is of the same opening. Foreign code for claims on the vendor's own classes is no news."""
     backend, told, opened = Recorded(), Told(), list[Setup]()
@@ -236,7 +236,7 @@ def test_a_judge_opens_its_run_once_and_says_what_each_work_has_counted_however_
 
     monkeypatch.setattr(judge, "_open", open_here)
     monkeypatch.setattr(judge, "list_foreign_code", lambda names, *, vendors: list(vendors))
-    setup = Setup(options=cast(Any, None), text="", remake=fail_to_make, imports_own=imports_own)
+    setup = Setup(options=cast(Any, None), text="", remake=fail_to_make, imports_vendor=imports_vendor)
     answer = open_judge(told, setup)
     assert answer(Frame(head={"do": OUTLINE})).head["outline"]["foreign_code"] == ["npu"]
     ends = [answer(make_request(name)).head for name in units]
