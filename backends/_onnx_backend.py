@@ -11,9 +11,10 @@ from backends.exporting import Compiled, ExportingBackend
 
 
 class OnnxBackend(ExportingBackend):
-    """A backend whose runtime reads ONNX; ``load`` builds a model from the bytes and the program that they are of."""
+    """A backend whose runtime reads ONNX."""
 
     load: Callable[[bytes, ExportedProgram], Compiled]
+    """Builds a model from the bytes and the program that they are of."""
 
     def warm_up(self) -> None:
         """Import the exporter; not the runtime: a forked process would wait for its threads."""

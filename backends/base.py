@@ -273,15 +273,14 @@ class Lowered(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizerRequest:
-    """For which claims ``Backend.quantizer`` is asked, so that it configures its Quantizer as a user would for these.
-
-    ``is_qat``: for ``prepare_qat_pt2e``. ``is_dynamic``: activations are quantized while running. ``weight_scheme``:
-    one of WEIGHT_SCHEMES; "" where no weight is quantized.
-    """
+    """For which claims ``Backend.quantizer`` is asked, so that it configures its Quantizer as a user would for them."""
 
     is_qat: bool = False
+    """Whether it is for ``prepare_qat_pt2e``."""
     is_dynamic: bool = False
+    """Whether activations are quantized while running."""
     weight_scheme: str = ""
+    """One of WEIGHT_SCHEMES; "" where no weight is quantized."""
 
 
 class UnsupportedPattern(Exception):

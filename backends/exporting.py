@@ -86,18 +86,17 @@ def owner_of(node: Node) -> str:
 
 
 class ExportingBackend(Backend):
-    """A backend on a runtime that takes exported programs and is an optional extra.
-
-    ``packages``: those of the extra of the backend's name. ``settings``: the runtime's settings that a result depends
-    on, in words; reports show them with the versions. ``table`` and ``patterns``: the backend claims families of ops
-    (refimpl.native) with these dtypes, for patterns whose name matches one of the globs.
-    """
+    """A backend on a runtime that takes exported programs and is an optional extra."""
 
     representation = Representation.EXPORTED
     packages: tuple[str, ...]
+    """The packages of the extra of the backend's name."""
     settings: str
+    """The runtime's settings that a result depends on, in words; reports show them with the versions."""
     table: Table
+    """The backend claims families of ops (refimpl.native) with these dtypes."""
     patterns: tuple[str, ...]
+    """Globs of the names of the patterns that the backend claims."""
 
     def backend_config(self) -> BackendConfig:
         """Return the claims by ``table`` and ``patterns``."""

@@ -20,15 +20,13 @@ Misfit: TypeAlias = tuple[str, str, str, object, object]  # rule, role, where, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why one dtype config does not fit: the rule, where it was broken, the value found, and the bound. (DTY-09)
-
-    ``role``: of the value: ``"input"``, ``"weight"``, ``"output"``, ``"bias"``, or ``"activation"`` for the QConfig's.
-    """
+    """Why one dtype config does not fit: the rule, where it was broken, the value found, and the bound. (DTY-09)"""
 
     # rule: DTY-09
     dtype_config: int
     rule: str
     role: str
+    """That of the value: ``"input"``, ``"weight"``, ``"output"``, ``"bias"``, or ``"activation"`` for the QConfig's."""
     where: str
     found: str
     bound: str

@@ -90,18 +90,19 @@ default_equalization_qconfig = EqualizationQConfig(InputEqualizationObserver, We
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equalization:
-    """The decision about one op for which a mapping asks for equalization. (EQL-01)
-
-    ``source``: the mapping's key. ``reason``: why it is not equalized, or "". ``observer``: name of its input's
-    equalization observer, or "". ``make_columns``, ``make_weight``: its weight's, for equalization and for qparams.
-    """
+    """The decision about one op for which a mapping asks for equalization. (EQL-01)"""
 
     op: str
     source: str
+    """The mapping's key."""
     reason: str
+    """Why it is not equalized, or ""."""
     observer: str
+    """The name of its input's equalization observer, or ""."""
     make_columns: Callable[..., nn.Module]
+    """Makes its weight's observer for equalization."""
     make_weight: Callable[..., nn.Module]
+    """Makes its weight's observer for qparams."""
 
 
 def place_equalization(model: GraphModule, decisions: Iterable[Decision], mapping: object) -> tuple[Equalization, ...]:

@@ -46,31 +46,28 @@ class CallingModule(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ExportedCall:
-    """One call, with the exported nodes that it became, in graph order.
-
-    ``module``: the module that is called; None: a function. ``scopes``: the modules that were being called around it.
-    """
+    """One call, with the exported nodes that it became, in graph order."""
 
     module: CallingModule | None
+    """The module that is called; None: a function."""
     scopes: tuple[CallingModule, ...]
+    """The modules that were being called around it."""
     nodes: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """The graph of calls of an exported program.
-
-    ``draft``: the graph; its modules have the class and the tensors of the called ones, and cannot be run.
-    ``values``: the exported node that has the value of each node of the draft, by name. ``parts``: the exported nodes
-    that each node of the draft stands for, by name, in graph order. ``callees``: the functions and methods that each
-    may come from, by name, where export does not tell them apart.
-    """
+    """The graph of calls of an exported program."""
 
     draft: Draft
+    """The graph; its modules have the class and the tensors of the called ones, and cannot be run."""
     examples: Examples
     values: dict[str, Node]
+    """The exported node that has the value of each node of the draft, by name."""
     parts: dict[str, tuple[Node, ...]]
+    """The exported nodes that each node of the draft stands for, by name, in graph order."""
     callees: dict[str, tuple[Any, ...]]
+    """The functions and methods that each may come from, by name, where export does not tell them apart."""
 
 
 def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) -> Calls:

@@ -21,9 +21,8 @@ class FakeQuantize(Constructible):
     """Observes values, and rounds them to the grid of the observed qparams: training sees the error. (QAT-01)
 
     `observer`: a class or constructor, refimpl's or torch's, called once with the other keywords, and with `quant_min`
-    and `quant_max` if both are given; its result is ``activation_post_process``. The buffers ``scale`` and
-    ``zero_point`` are (1,), or (channels,) along ``ch_axis``; a disabled observer leaves them as they are. Gradients
-    pass where nothing was clamped. Raises QConfigError if the observer has no range of integers.
+    and `quant_max` if both are given; its result is ``activation_post_process``. Gradients pass where nothing was
+    clamped. Raises QConfigError if the observer has no range of integers.
     """
 
     resized = ("scale", "zero_point")
@@ -31,7 +30,9 @@ class FakeQuantize(Constructible):
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
     scale: Tensor
+    """A buffer: (1,), or (channels,) along ``ch_axis``; a disabled observer leaves it as it is."""
     zero_point: Tensor
+    """A buffer of the same shape; a disabled observer leaves it as it is."""
 
     def __init__(
         self,

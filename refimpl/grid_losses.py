@@ -25,11 +25,12 @@ _QUOTIENTS: frozenset[Any] = frozenset({operator.truediv, torch.div, torch.true_
 
 
 class LinearOp(NamedTuple):
-    """What an op with one tensor x and a number computes: factor · x + shift; ``number`` as the model has it."""
+    """What an op with one tensor x and a number computes: factor · x + shift."""
 
     factor: float
     shift: float
     number: float
+    """As the model has it."""
 
     def map_range(self, low: float, high: float) -> tuple[float, float]:
         """Return the range of the results for values from `low` to `high`."""

@@ -39,10 +39,10 @@ class HistogramObserver(RangeObserver):
     """Counts values in `bins` of one width; its qparams are of the range with the least squared error. (NUM-02)
 
     The bins are merged into wider ones as the range grows. Further keywords are those of MinMaxObserver; never dynamic.
-    The buffer ``histogram`` is float32 (bins,).
     """
 
     histogram: Tensor
+    """A buffer: float32 (bins,)."""
 
     def __init__(self, bins: int = 2048, dtype: torch.dtype = torch.quint8, **arguments: Any) -> None:
         super().__init__(dtype, **arguments)

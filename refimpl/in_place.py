@@ -52,17 +52,19 @@ _SOMETIMES_VIEWING_MODULES = (nn.Flatten, nn.Unflatten, nn.modules.dropout._Drop
 
 
 class _Step(NamedTuple):
-    """A view of a value: the node that takes it; ``is_sure``: it shares memory whatever the layout is."""
+    """A view of a value."""
 
     node: Node
+    """The node that takes it."""
     is_sure: bool
+    """Whether it shares memory whatever the layout is."""
 
 
 _Path: TypeAlias = tuple[_Step, ...]
 
 
 class _Memory(NamedTuple):
-    """Where a value lies: in the memory of ``owner``, at the end of a path of views."""
+    """Where a value lies: in the memory of its owner, at the end of a path of views."""
 
     owner: Node
     path: _Path
@@ -171,12 +173,14 @@ def _find_view(model: Draft, node: Node, tensors: set[Node]) -> _Step | None:
 
 
 class _Write(NamedTuple):
-    """A write: its node, the value into whose memory it writes, what that memory held ``before``, and holds now."""
+    """A write: its node, and the value into whose memory it writes."""
 
     node: Node
     value: Node
     before: list[Node]
+    """What that memory held."""
     updated: dict[Node, Node]
+    """What that memory holds now."""
 
     def refusal(self, other: Node, unsure: Node) -> ModelError:
         """Return the error for a value of which nobody can say whether the write reaches it."""

@@ -27,13 +27,14 @@ class NotLowered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A node to be made, of nodes of the reference graph and further calls; ``origin`` gives it its name and meta."""
+    """A node to be made, of nodes of the reference graph and further calls."""
 
     op: str
     target: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     origin: Node | None = None
+    """Gives it its name and meta."""
 
     @property
     def all_input_nodes(self) -> list[Node]:
@@ -53,11 +54,12 @@ class InputGrid(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The call of ``target`` that replaces an op and all nodes up to the node that quantizes."""
+    """A call that replaces an op and all nodes up to the node that quantizes."""
 
     quantize: Node
     grid: InputGrid
     target: Any
+    """What is called."""
 
 
 class Blocked(Exception):

@@ -23,17 +23,16 @@ _ROOT = instance_of(Node, "a node of the match")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A pattern found in the graph.
-
-    ``nodes``: the claimed nodes in forward order (arguments first). ``nested``: matched nodes in the shape of the
-    normal form, wildcards included, as root_node_getter and extra_inputs_getter take it. ``root``: the node whose
-    module or weight is quantized (FUS-03).
-    """
+    """A pattern found in the graph."""
 
     entry: BackendPatternConfig
     nodes: tuple[Node, ...]
+    """The claimed nodes in forward order (arguments first)."""
     nested: Nested
+    """Matched nodes in the shape of the normal form, wildcards included, as root_node_getter and extra_inputs_getter
+    take it."""
     root: Node
+    """The node whose module or weight is quantized. (FUS-03)"""
 
     @property
     def last(self) -> Node:

@@ -33,14 +33,11 @@ Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Patterns with the same claims, whatever the dtypes are.
-
-    ``getters``: of root and extra inputs; the patterns are then in normal form (FUS-03, FUS-04). ``index``: of weight
-    and bias among a function's arguments. ``output``: constraints for activations of its dtype.
-    """
+    """Patterns with the same claims, whatever the dtypes are."""
 
     patterns: tuple[Pattern, ...]
     getters: tuple[Callable[[Any], Any], Callable[[Any], list[Any]]] | None = None
+    """The getters of root and extra inputs; the patterns are then in normal form. (FUS-03, FUS-04)"""
     observe: ObservationType = DIFFERENT
     observe_by_tensor_args: Mapping[int, ObservationType] = field(default_factory=dict)
     root: Module | None = None
@@ -49,7 +46,9 @@ class Row:
     fused: Module | None = None
     fuser: FuserMethod | None = None
     index: Mapping[str, int] = field(default_factory=dict)
+    """The index of weight and bias among a function's arguments."""
     output: DTypeWithConstraints | None = None
+    """Constraints for activations of its dtype."""
 
 
 def make_entries(row: Row, dtype_configs: Iterable[DTypeConfig]) -> Iterator[BackendPatternConfig]:

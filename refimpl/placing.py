@@ -30,7 +30,7 @@ _UNBOUNDED = DTypeWithConstraints()
 
 @dataclass(slots=True)
 class _OpenSlot:
-    """A slot while its group and consumers still grow. ``consumers`` None, of an output: every user."""
+    """A slot while its group and consumers still grow."""
 
     value: Node
     group: int
@@ -39,6 +39,7 @@ class _OpenSlot:
     role: Role
     rule: str
     consumers: list[Node] | None
+    """None, of an output: every user."""
 
 
 class Placer:

@@ -45,31 +45,31 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The decision about one match, and its reason. Nodes are named: a decision outlives its graph.
-
-    ``dtype_config`` None in a pattern: it stays float, for ``reason``. ``observation``: the type in force (OBS-07).
-    ``entry``: index of the matching entry in the config; None for custom and standalone modules. ``target``: full name
-    of the root's module; None if the root is a function. ``places``: one per node. ``quantized_inputs``,
-    ``quantized_output``: which positional arguments a standalone module takes quantized (None: all), and whether it
-    returns its result quantized. (STD-01)
-    """
+    """The decision about one match, and its reason. Nodes are named: a decision outlives its graph."""
 
     kind: Kind
     node: str
     nodes: tuple[str, ...]
     root: str
     target: str | None
+    """The full name of the root's module; None if the root is a function."""
     pattern: str
     qconfig: QConfig | None
     source: str
     dtype_config: DTypeConfig | None
+    """None in a pattern: it stays float, for ``reason``."""
     refusals: tuple[Refusal, ...]
     reason: str
     observation: ObservationType
+    """The type in force. (OBS-07)"""
     places: tuple[Place, ...]
+    """One per node."""
     entry: int | None = None
+    """The index of the matching entry in the config; None for custom and standalone modules."""
     quantized_inputs: tuple[int, ...] | None = None
+    """Which positional arguments a standalone module takes quantized; None: all. (STD-01)"""
     quantized_output: bool = True
+    """Whether a standalone module returns its result quantized. (STD-01)"""
 
     @property
     def is_quantized(self) -> bool:
@@ -81,35 +81,33 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One observer call. Slots of one ``group`` call the same observer instance. (OBS-02)
-
-    ``name``: the observer's attribute. ``consumers``: the users that see the observed value; None: all of them.
-    ``scope``: the module that the value belongs to, after which its qparams are named.
-    """
+    """One observer call."""
 
     name: str
+    """The observer's attribute."""
     value: str
     group: int
+    """Slots of one group call the same observer instance. (OBS-02)"""
     make: Callable[..., nn.Module]
     role: Role
     consumers: tuple[str, ...] | None
+    """The users that see the observed value; None: all of them."""
     rule: str
     scope: str
+    """The module that the value belongs to, after which its qparams are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All decisions of prepare: which matches are quantized, and where observers go. (OBS-15)
-
-    ``unmatched``: the calls that no pattern matches, with the readable name of their callee, and the QConfig there.
-    ``carried``: the results of sharing ops on the grid of a value that comes quantized, with that value. (OBS-11)
-    """
+    """All decisions of prepare: which matches are quantized, and where observers go. (OBS-15)"""
 
     # rule: OBS-15
     decisions: tuple[Decision, ...]
     slots: tuple[Slot, ...]
     unmatched: tuple[tuple[str, str, QConfig | None], ...]
+    """The calls that no pattern matches, with the readable name of their callee, and the QConfig there."""
     carried: tuple[tuple[str, str], ...] = ()
+    """The results of sharing ops on the grid of a value that comes quantized, with that value. (OBS-11)"""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return self  # frozen, and all of it names nodes: copies of a model share it

@@ -50,10 +50,11 @@ PREPARED = "refimpl_prepared"  # the key of a prepared model's meta that holds i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Convert's data from prepare, besides the plan; ``mapping`` names types, so it can be pickled. (CVT-12)"""
+    """Convert's data from prepare, besides the plan. (CVT-12)"""
 
     references: Mapping[type[nn.Module], type[nn.Module]]
     mapping: QConfigMapping
+    """It names types, so it can be pickled."""
     quantized_inputs: tuple[int, ...]
     quantized_outputs: tuple[int, ...]
 

@@ -158,11 +158,13 @@ def _format_inexpressible(decision: Decision) -> str:
 
 
 class _Request(NamedTuple):
-    """One point that is observed: those of one ``group`` by one observer, which ``make`` makes."""
+    """One point that is observed."""
 
     point: _Point
     group: object
+    """The points of one group are observed by one observer."""
     make: Callable[..., nn.Module]
+    """Makes this observer."""
 
 
 class _Bias(NamedTuple):
@@ -338,9 +340,10 @@ _READ = ("dtype", "quant_min", "quant_max", "qscheme", "ch_axis", "is_dynamic", 
 
 
 class _Adapted:
-    """The parts that both kinds of adapters have in common. ``inner``: the QConfig's observer."""
+    """The parts that both kinds of adapters have in common."""
 
     inner: Any
+    """The QConfig's observer."""
     dtype: torch.dtype | None
     is_dynamic: bool
     scale: float

@@ -99,11 +99,12 @@ _NORMS = {_NORM, "aten._native_batch_norm_legit_no_training.default"}  # the sec
 
 
 class NormFold(NamedTuple):
-    """A batch norm that torchao folds into a layer. ``is_chained``: it reads one that is folded into the same layer."""
+    """A batch norm that torchao folds into a layer."""
 
     layer: Node
     norm: Node
     is_chained: bool = False
+    """Whether it reads one that is folded into the same layer."""
 
 
 def list_folds(readers: Readers) -> list[NormFold]:

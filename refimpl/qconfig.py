@@ -34,9 +34,10 @@ class QConfig(NamedTuple):
 
 
 class ResolvedQConfig(NamedTuple):
-    """A QConfig and the key of the mapping that it came from; ``qconfig`` None: do not quantize. (QCM-02, QCM-03)"""
+    """A QConfig and the key of the mapping that it came from. (QCM-02, QCM-03)"""
 
     qconfig: QConfig | None
+    """None: do not quantize."""
     source: str
 
 

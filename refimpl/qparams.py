@@ -56,12 +56,13 @@ def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
 class QParams:
     """The numbers of q = clamp(round_half_even(x / scale) + zero_point, quant_min, quant_max). (NUM-01)
 
-    ``scale`` is a positive real (float32), ``zero_point`` an integer (a real under the float-qparams scheme of
-    embeddings); both have one element, or one per channel along ``axis``.
+    Scale and zero point have one element, or one per channel along `axis`.
     """
 
     scale: Tensor
+    """A positive real (float32)."""
     zero_point: Tensor
+    """An integer; a real under the float-qparams scheme of embeddings."""
     dtype: torch.dtype
     quant_min: int
     quant_max: int

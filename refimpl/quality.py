@@ -204,12 +204,13 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Tally:
-    """Adds up the walk's readings. ``lowered``: the values of the lowered model's nodes in this batch, if any."""
+    """Adds up the walk's readings."""
 
     sums: dict[LayerEdge, _Sums] = field(default_factory=dict)
     outputs: list[list[float]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     lowered: dict[str, Any] | None = None
+    """The values of the lowered model's nodes in this batch, if any."""
 
     def measure(self, layer: LayerEdge, reading: Reading) -> None:
         """Add one batch's values of a layer, or the reason why it has none."""

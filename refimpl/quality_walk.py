@@ -51,19 +51,19 @@ class OutputGrid(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerEdge:
-    """A layer to be measured, and its nodes.
-
-    ``name``: the value's in the float model. ``source``: the value before it is rounded. ``quantize``: the node that
-    rounds it, if its qparams are known before running. ``at``: the node after both. ``decision``: None for a value that
-    is rounded for its users.
-    """
+    """A layer to be measured, and its nodes."""
 
     name: str
+    """The value's name in the float model."""
     prefix: str
     source: Node
+    """The value before it is rounded."""
     quantize: Node | None
+    """The node that rounds it, if its qparams are known before running."""
     at: Node
+    """The node after both."""
     decision: Decision | None
+    """None for a value that is rounded for its users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,14 @@ NEWEST: Release = (2, 15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseDifference:
-    """One difference: ``what`` torch has from ``since`` on, and before ``until`` if that is given.
-
-    ``instead``: what is done where torch lacks it. A test looks for each in the torch that runs.
-    """
+    """One difference. A test looks for each in the torch that runs."""
 
     what: str
+    """What torch has from ``since`` on, and before ``until`` if that is given."""
     since: Release
     until: Release | None = None
     instead: str
+    """What is done where torch lacks it."""
     leaves_out_cases: bool = False
     """The suite tries less where torch lacks it, and its run says so."""
 

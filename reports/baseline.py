@@ -81,13 +81,12 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """How a run differs from its baseline.
-
-    ``differences``: lines to show, a headline first; they fail the run. ``note``: why nothing is compared, or "".
-    """
+    """How a run differs from its baseline."""
 
     differences: tuple[str, ...] = ()
+    """Lines to show, a headline first; they fail the run."""
     note: str = ""
+    """Why nothing is compared, or ""."""
 
 
 def name_file(run: Header | Basis) -> str:

@@ -21,13 +21,11 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The claims of one backend on one op and dtypes: worst verdict, largest error, and time.
-
-    ``waived``: none fails, by a waiver.
-    """
+    """The claims of one backend on one op and dtypes: worst verdict, largest error, and time."""
 
     verdict: Verdict
     waived: bool
+    """Whether none fails, by a waiver."""
     claims: int
     max_lsb: Number | None
     seconds: float
@@ -66,17 +64,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Everything the page shows.
-
-    ``runs``: by name. ``families``: what each run has VERIFIED of each family of ops, and of all of them. ``prints``:
-    the values of a property, by the kind of kernels and its name, in each run; "" where it was not measured.
-    """
+    """Everything the page shows."""
 
     runs: Mapping[str, Results]
+    """The runs, by name."""
     families: Mapping[str, tuple[VerifiedShare, ...]]
+    """What each run has VERIFIED of each family of ops."""
     total: tuple[VerifiedShare, ...]
+    """What each run has VERIFIED of all families."""
     lines: tuple[Line, ...]
     prints: Mapping[tuple[str, str], tuple[str, ...]]
+    """The values of a property, by the kind of kernels and its name, in each run; "" where it was not measured."""
 
 
 def render_board(runs: Sequence[Results]) -> str:

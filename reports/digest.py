@@ -26,12 +26,13 @@ NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A table with a title; ``more``: number of rows that are left out."""
+    """A table with a title."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     more: int = 0
+    """The number of rows that are left out."""
 
 
 def verdict_line(results: Results) -> str:

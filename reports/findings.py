@@ -23,34 +23,33 @@ _AS_WRITTEN = re.compile(r"\s*(?:[|>`~]|[-*+] |\d+[.)] )|    ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A finding beside a waiver: its heading, or its name without one, and its text where it is first named.
-
-    ``anchor`` is the fragment of the text, "" without one.
-    """
+    """A finding beside a waiver: its heading, or its name without one, and its text where it is first named."""
 
     title: str
     anchor: str
+    """The fragment of the text, "" without one."""
     paragraphs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaiverRow:
-    """The waivers of one finding or reason, and what they cover.
-
-    ``expires``: the first day on which one of them ends; ``days``: from the run to it; None: none ends. ``bound``: the
-    largest distance that is covered. ``verdicts``: number of claims and models that are covered, by verdict. ``first``:
-    ID of the first of them; ``ops``: their patterns, or the ID of a model.
-    """
+    """The waivers of one finding or reason, and what they cover."""
 
     reasons: tuple[str, ...]
     findings: tuple[Finding, ...]
     urls: tuple[str, ...]
     expires: str | None
+    """The first day on which one of them ends; None: none ends."""
     days: int | None
+    """From the run to that day; None: none ends."""
     bound: str
+    """The largest distance that is covered."""
     verdicts: Mapping[str, int]
+    """The number of claims and models that are covered, by verdict."""
     first: str
+    """The ID of the first of them."""
     ops: tuple[str, ...]
+    """Their patterns, or the ID of a model."""
 
     @property
     def covered(self) -> int:

@@ -15,16 +15,16 @@ from reports.verdicts import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """The claims of one pair.
-
-    ``verdict``: the worst. ``waived``: whether a waiver covers each claim that does not pass by itself, and there is
-    one. ``text``: the verdicts in words. ``anchor``: of the worst claim, one that is not waived first.
-    """
+    """The claims of one pair."""
 
     verdict: Verdict
+    """The worst verdict."""
     waived: bool
+    """Whether a waiver covers each claim that does not pass by itself, and there is one."""
     text: str
+    """The verdicts in words."""
     anchor: str
+    """The anchor of the worst claim, one that is not waived first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,11 @@ class PatternRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """All pairs of a run; ``totals``: one for each dtype config."""
+    """All pairs of a run."""
 
     rows: tuple[PatternRow, ...]
     totals: tuple[VerifiedShare, ...]
+    """One for each dtype config."""
     total: VerifiedShare
 
 

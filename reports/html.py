@@ -38,18 +38,17 @@ _OUTCOMES = ("error", "fail", "pass", "skip")  # the first that occurs at a stag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimView:
-    """A claim with everything that is shown about it; `column` is the D number of its dtype config.
-
-    ``fingerprints``: how its kernels compute, as tables by the subject of the measurement. ``waiver``: the number of
-    its row in the list of waivers; 0 without one.
-    """
+    """A claim with everything that is shown about it."""
 
     claim: ClaimResult
     checks: tuple[Check, ...]
     anchor: str
     column: str
+    """The D number of its dtype config."""
     fingerprints: Mapping[str, Table]
+    """How its kernels compute, as tables by the subject of the measurement."""
     waiver: int
+    """The number of its row in the list of waivers; 0 without one."""
 
     @property
     def lead(self) -> Check | None:
@@ -125,29 +124,29 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything that the page shows of a run.
-
-    ``no_failure``: what is said where no claim is listed as a failure. ``untried``: what the run does not show.
-    ``unreached``: number of claims that it did not reach. ``detailed``: the IDs of the claims with their evidence.
-    ``columns``: the dtype configs by D number. ``accuracy``: what was measured of a model, by its ID.
-    ``waiver_numbers``: the number of the row of waivers, by the ID of what is waived.
-    """
+    """Everything that the page shows of a run."""
 
     results: Results
     no_failure: str
+    """What is said where no claim is listed as a failure."""
     untried: tuple[str, ...]
+    """What the run does not show."""
     unreached: int
+    """The number of claims that it did not reach."""
     views: tuple[ClaimView, ...]
     failures: Section
     others: tuple[Section, ...]
     unexercised: Section
     unshown: Section
     detailed: frozenset[str]
+    """The IDs of the claims with their evidence."""
     columns: Mapping[str, str]
+    """The dtype configs by D number."""
     heat_map: HeatMap
     models: tuple[ModelResult, ...]
     deployments: tuple[DeploymentView, ...]
     accuracy: Mapping[str, Mapping[str, object]]
+    """What was measured of a model, by its ID."""
     measurements: Mapping[str, Table]
     plots: tuple[Plot, ...]
     rules: tuple[RuleRow, ...]
@@ -155,6 +154,7 @@ class Report:
     detection: Table
     baseline: Differences | None
     waiver_numbers: Mapping[str, int]
+    """The number of the row of waivers, by the ID of what is waived."""
 
     @property
     def is_long(self) -> bool:

@@ -44,26 +44,31 @@ _MOST_NAMES, _LONGEST, _LETTER, _DIGIT = 40, 18, 5.4, 4.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Words at a place. ``kind``: the class of their look; ``turns``: they are read from below."""
+    """Words at a place."""
 
     x: float
     y: float
     text: str
     anchor: str = "middle"
     kind: str = "tick"
+    """The class of their look."""
     turns: bool = False
+    """Whether they are read from below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A bar, from `y` down; ``label`` describes it, ``kind``: the class of its look."""
+    """A bar."""
 
     x: float
     y: float
+    """The bar goes down from here."""
     width: float
     height: float
     label: str
+    """Describes it."""
     kind: str = ""
+    """The class of its look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +83,22 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A drawing; ``columns`` and ``rows`` are its data table.
-
-    ``rules``: heights of the lines across it; ``legend``: how many patterns are drawn, by verdict.
-    """
+    """A drawing."""
 
     name: str
     title: str
     description: str
     height: float
     columns: tuple[str, ...]
+    """``columns`` and ``rows`` are its data table."""
     rows: tuple[tuple[str, ...], ...]
     texts: tuple[Text, ...]
     rules: tuple[float, ...]
+    """The heights of the lines across it."""
     bars: tuple[Bar, ...]
     dots: tuple[Mark, ...] = ()
     legend: Mapping[Verdict, int] = field(default_factory=dict)
+    """How many patterns are drawn, by verdict."""
 
 
 def make_plots(results: Results) -> tuple[Plot, ...]:
@@ -209,11 +214,12 @@ def shorten_count(number: int) -> str:
 
 
 class Pattern(NamedTuple):
-    """A pattern of a model; ``verdict`` is None where it runs in float, for a reason."""
+    """A pattern of a model."""
 
     node: str
     pattern: str
     verdict: Verdict | None
+    """None where it runs in float, for a reason."""
     ratio: Number | None
     reason: str = ""
 

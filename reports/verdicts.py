@@ -58,17 +58,17 @@ class Outcome(TextEnum):
 
 
 class VerdictText(NamedTuple):
-    """What is said of a verdict, in reports and documents.
-
-    ``glyph`` tells verdicts apart where there is room for one character, and where there is no colour. ``passing``:
-    what it does to a run. ``one`` and ``many``: what a reader is told of one row with the verdict, and of several.
-    """
+    """What is said of a verdict, in reports and documents."""
 
     glyph: str
+    """Tells verdicts apart where there is room for one character, and where there is no colour."""
     meaning: str
     passing: str
+    """What it does to a run."""
     one: str
+    """What a reader is told of one row with the verdict."""
     many: str
+    """What a reader is told of several rows with it."""
 
 
 VERDICT_TEXTS: Mapping[Verdict, VerdictText] = {

@@ -32,11 +32,12 @@ _LONGEST = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A float model of a pattern, in eval mode, and inputs for it. ``activations``: which of them may be quantized."""
+    """A float model of a pattern, in eval mode, and inputs for it."""
 
     pattern: nn.Module
     inputs: Batch
     activations: tuple[int, ...]
+    """Which of the inputs may be quantized."""
 
     @classmethod
     def of(cls, case: Case) -> Probe:
@@ -51,24 +52,24 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What came of a probe: a reading, or in words why there is none. ``is_refused``: by torch.export or torchao."""
+    """What came of a probe: a reading, or in words why there is none."""
 
     reading: PatternReading | None = None
     failure: str = ""
     is_refused: bool = False
+    """Whether torch.export or torchao refused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BothPlaces:
-    """What came of a probe alone, and between ops that are quantized; None: it left nothing open, or none of them fits.
-
-    A pattern leaves something open where an input or an output of it is not observed. ``has_neighbours``: the Quantizer
-    quantizes some op that may stand next to patterns.
-    """
+    """What came of a probe alone, and between ops that are quantized."""
 
     alone: Probed
     between: Probed | None = None
+    """None: it left nothing open, or none of these ops fits. A pattern leaves something open where an input or an
+    output of it is not observed."""
     has_neighbours: bool = False
+    """Whether the Quantizer quantizes some op that may stand next to patterns."""
 
 
 class Alone(nn.Module):

@@ -28,18 +28,18 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """How one tensor is observed.
-
-    ``axis``: that of per-channel qparams. ``is_fake``: by a fake quantize. ``group``: the number of the observer in its
-    model: tensors of one group share it. ``sources``: the groups from whose qparams its own are computed, if any.
-    """
+    """How one tensor is observed."""
 
     facts: ObserverFacts
     qscheme: torch.qscheme | None
     axis: int | None
+    """The axis of per-channel qparams."""
     is_fake: bool
+    """Whether it is observed by a fake quantize."""
     group: int = field(compare=False)
+    """The number of the observer in its model: tensors of one group share it."""
     sources: tuple[int, ...] = field(default=(), compare=False)
+    """The groups from whose qparams its own are computed, if any."""
 
     @property
     def is_derived(self) -> bool:
@@ -49,28 +49,30 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternReading:
-    """What a Quantizer does with one pattern in one graph.
-
-    ``inputs``: the float tensors that come from outside, in the order in which the ops take them. ``parameters``: those
-    that are observed, by the name of the aten op's argument; ``floats``: the names of the others. ``outputs``: what
-    leaves the pattern. ``inside``: the places between the pattern's ops that are observed, in words. ``ops``: the names
-    of the aten ops; ``asking``: of those with a qspec. ``silent_takers``: of those that take an input and have no
-    qspec; ``silent_givers``: of those that give an output and are not annotated. ``owns_output``: the annotation of an
-    op that gives an output has an output qspec. ``is_annotated``: some op that takes an input has a qspec, or some
-    parameter is observed.
-    """
+    """What a Quantizer does with one pattern in one graph."""
 
     inputs: tuple[Observed | None, ...]
+    """The float tensors that come from outside, in the order in which the ops take them."""
     parameters: Mapping[str, Observed]
+    """The parameters that are observed, by the name of the aten op's argument."""
     floats: tuple[str, ...]
+    """The names of the parameters that are not observed."""
     outputs: tuple[Observed | None, ...]
+    """What leaves the pattern."""
     inside: tuple[str, ...]
+    """The places between the pattern's ops that are observed, in words."""
     ops: tuple[str, ...]
+    """The names of the aten ops."""
     asking: tuple[str, ...]
+    """The names of the aten ops with a qspec."""
     silent_takers: tuple[str, ...]
+    """The names of the aten ops that take an input and have no qspec."""
     silent_givers: tuple[str, ...]
+    """The names of the aten ops that give an output and are not annotated."""
     owns_output: bool
+    """Whether the annotation of an op that gives an output has an output qspec."""
     is_annotated: bool
+    """Whether some op that takes an input has a qspec, or some parameter is observed."""
 
 
 def read_probes(prepared: GraphModule, names: Sequence[str]) -> dict[str, PatternReading]:

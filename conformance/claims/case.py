@@ -14,45 +14,44 @@ from conformance.ops.op_model import Input
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRange:
-    """How numbers are chosen: where the grids of a case lie.
-
-    ``ranges``: lowest and highest calibration value of each input, in turn; they decide scale and zero point.
-    ``is_symmetric``: activations are observed symmetrically. ``output``: factor on the observed range of the output, so
-    that s_x·s_w / s_y differs from what calibration would give. ``weight``, ``bias``: factors on those; an infinite one
-    makes the bias just less than 2³¹ steps of s_x·s_w, in the channel where it has most. ``has_ties``: the scales of
-    activations and weights (before a batch norm is folded in) are powers of two, so that exact results lie half-way
-    between two integers, or a step of the sum next to it. ``goes_beyond``: one input of each profile lies between
-    the steps of the inputs' grids and beyond their ends.
-    """
+    """How numbers are chosen: where the grids of a case lie."""
 
     name: str
     ranges: tuple[tuple[float, float], ...]
+    """The lowest and highest calibration value of each input, in turn; they decide scale and zero point."""
     is_symmetric: bool = False
+    """Whether activations are observed symmetrically."""
     output: float = 1.0
+    """A factor on the observed range of the output, so that s_x·s_w / s_y differs from what calibration would give."""
     weight: float = 1.0
+    """A factor on the weight."""
     bias: float = 1.0
+    """A factor on the bias. An infinite one makes it just less than 2³¹ steps of s_x·s_w, in the channel where it has
+    most."""
     has_ties: bool = False
+    """Whether the scales of activations and weights (before a batch norm is folded in) are powers of two, so that exact
+    results lie half-way between two integers, or a step of the sum next to it."""
     goes_beyond: bool = False
+    """Whether one input of each profile lies between the steps of the inputs' grids and beyond their ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs.
-
-    ``varied``: names of the arguments that are away from their defaults. ``variant``: the same with their values; cases
-    of one variant differ in their value range only. ``arguments``: those of the root op, as it gets them. ``build``
-    takes nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once.
-    ``is_first``: it is the first case of its claim.
-    """
+    """One float model for a claim: how to build it (its weights come from torch's generator), and its inputs."""
 
     name: str
     build: Callable[[], nn.Module]
+    """Takes nothing and returns a model whose forward takes the inputs in order and holds the claim's pattern once."""
     inputs: tuple[Input, ...]
     value_range: ValueRange
     varied: tuple[str, ...] = ()
+    """The names of the arguments that are away from their defaults."""
     variant: str = ""
+    """The varied arguments with their values. Cases of one variant differ in their value range only."""
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The arguments of the root op, as it gets them."""
     is_first: bool = False
+    """Whether it is the first case of its claim."""
 
     @property
     def twin(self) -> Case:

@@ -36,25 +36,26 @@ Flow = Literal["ptq", "qat"]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that a backend says it can do.
-
-    ``pattern`` and ``dtype_config`` name the config's pair; ``entry`` and ``dtypes`` are the config's own objects, and
-    ``index`` is the entry's place in the config. ``scheme`` is the weight's qscheme, ``float16`` or ``no_weight``.
-    ``plain_dtypes`` is ``dtype_config`` without constraints; ``settings`` spells out what else the entry sets.
-    ``preparation`` is the vendor's, from the bench.
-    """
+    """One thing that a backend says it can do."""
 
     id: str
     pattern: str
+    """``pattern`` and ``dtype_config`` name the config's pair."""
     dtype_config: str
     flow: Flow
     scheme: str
+    """The weight's qscheme, ``float16`` or ``no_weight``."""
     index: int
+    """The entry's place in the config."""
     entry: BackendPatternConfig
+    """``entry`` and ``dtypes`` are the config's own objects."""
     dtypes: DTypeConfig
     plain_dtypes: str = ""
+    """``dtype_config`` without constraints."""
     settings: str = ""
+    """Spells out what else the entry sets."""
     preparation: Preparation = field(default=OWN_OF_THE_SUITE, compare=False, repr=False)
+    """The vendor's, from the bench."""
 
     def __str__(self) -> str:
         return self.id

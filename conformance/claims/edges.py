@@ -27,16 +27,16 @@ Change = Callable[[Claim, Constraints, Constructor], tuple[Any, object] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeQConfig:
-    """A QConfig at the edge of a claim. ``rule``: the rule that refuses it, or "".
-
-    ``found``: the value that the log must give as found. ``is_weight``: it is the weight's value.
-    """
+    """A QConfig at the edge of a claim."""
 
     name: str
     qconfig: refimpl.QConfig
     rule: str = ""
+    """The rule that refuses it, or ""."""
     found: object = None
+    """The value that the log must give as found."""
     is_weight: bool = False
+    """Whether that value is the weight's."""
 
 
 def edges_outside(claim: Claim) -> Iterator[EdgeQConfig]:

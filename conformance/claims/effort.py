@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much a profile tries.
-
-    ``cases``: cases of each op, which the claims on it share; None: all cases of each claim. ``directed``: directed
-    inputs of a claim's first case, None: all. ``further``: those of its other cases, which are about arguments more
-    than about values. ``random``: random inputs of each case. ``every``: the invariance checks run on every n-th case.
-    ``graphs``: graphs that a fuzz job draws; 0: no fuzz jobs.
-    """
+    """How much a profile tries."""
 
     cases: int | None
+    """Cases of each op, which the claims on it share; None: all cases of each claim."""
     directed: int | None
+    """Directed inputs of a claim's first case; None: all."""
     further: int | None
+    """Directed inputs of its other cases, which are about arguments more than about values; None: all."""
     random: int
+    """Random inputs of each case."""
     every: int = 1
+    """The invariance checks run on every n-th case."""
     graphs: int = 0
+    """Graphs that a fuzz job draws; 0: no fuzz jobs."""
 
     def with_examples(self, count: int) -> Effort:
         """Return an effort with this many random inputs of each case, all directed ones, and as many graphs."""

@@ -30,40 +30,44 @@ _JOINS = frozenset((torch.add, operator.add, torch.sub, operator.sub, torch.mul,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """A fused or QAT module that ``make`` makes of the first ``count`` ops of a pattern."""
+    """A fused or QAT module that is made of the first ops of a pattern."""
 
     count: int
+    """How many of the pattern's ops it is made of."""
     make: Callable[[list[Any]], Any]
+    """Makes it of these ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """An op that adds a second input to the result of a chain. ``is_first``: this result is the first operand."""
+    """An op that adds a second input to the result of a chain."""
 
     op: Any
     chain: tuple[Any, ...]
     is_first: bool
+    """Whether this result is the first operand."""
     rest: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternPlan:
-    """How the models of a pattern are built.
-
-    ``root``: the op whose arguments are varied, by ``samples``. ``epilogues``: the ops after it. ``fusion``: the module
-    that is made of the first of these ops, if any. ``addition``: where a second input is added, if one is.
-    ``holds_qat``: the user's model holds a QAT module. ``registered``: a vendor's builder makes the model of the root
-    op, instead of the suite. ``limits``: those that the backend declares, which hold for epilogues too.
-    """
+    """How the models of a pattern are built."""
 
     root: Any
+    """The op whose arguments are varied, by ``samples``."""
     samples: OpSamples
     epilogues: tuple[Any, ...]
+    """The ops after the root."""
     fusion: Fusion | None
+    """The module that is made of the first of the pattern's ops, if any."""
     addition: Addition | None
+    """Where a second input is added, if one is."""
     holds_qat: bool
+    """Whether the user's model holds a QAT module."""
     registered: Registered | None = None
+    """A vendor's builder, which makes the model of the root op instead of the suite."""
     limits: Mapping[str, Mapping[str, Taken]] = field(default_factory=dict)
+    """The limits that the backend declares, which hold for epilogues too."""
 
     @property
     def is_single_op(self) -> bool:

@@ -22,15 +22,14 @@ from refimpl.qconfig import as_qconfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What a vendor gives for prepare and convert.
-
-    ``qconfigs``: with constructors of observers; None: the suite's own QConfigs. ``prepare``, ``convert``: the classes
-    of custom modules.
-    """
+    """What a vendor gives for prepare and convert."""
 
     qconfigs: tuple[QConfig, ...] | None = None
+    """QConfigs with constructors of observers; None: the suite's own QConfigs."""
     prepare: PrepareCustomConfig = field(default_factory=PrepareCustomConfig)
+    """The classes of custom modules, for prepare."""
     convert: ConvertCustomConfig = field(default_factory=ConvertCustomConfig)
+    """The classes of custom modules, for convert."""
 
     @classmethod
     def of(cls, backend: Backend) -> Preparation:

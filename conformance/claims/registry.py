@@ -35,18 +35,18 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """What a vendor registered for a pattern.
-
-    ``builds``: the models. ``around_root``: makes a model of the pattern's root op, and ``more_inputs`` its inputs
-    after the root's, for the shape of the root's result; None where ``builds`` are given. ``value_ranges``: the
-    vendor's own input ranges. ``roundings``: those of the vendor's own op; None: none are given.
-    """
+    """What a vendor registered for a pattern."""
 
     builds: tuple[Build, ...] = ()
+    """The models."""
     around_root: Callable[[nn.Module], nn.Module] | None = None
+    """Makes a model of the pattern's root op; None where ``builds`` are given."""
     more_inputs: MakeInputs | None = None
+    """Makes that model's inputs after the root's, for the shape of the root's result; None with ``builds``."""
     value_ranges: tuple[ValueRange, ...] = ()
+    """The vendor's own input ranges."""
     roundings: int | None = None
+    """The roundings of the vendor's own op; None: none are given."""
 
     def __str__(self) -> str:
         models = pluralize(len(self.builds), "model") if self.builds else "a model around each of the root's"

@@ -37,12 +37,14 @@ class NoWordsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """What an entry claims. ``scheme``: the weight's, or ""; ``notes``: what a BackendConfig has no words for."""
+    """What an entry claims."""
 
     dtypes: DTypeConfig
     observation_type: ObservationType
     scheme: str = ""
+    """The weight's scheme, or ""."""
     notes: tuple[str, ...] = ()
+    """What a BackendConfig has no words for."""
 
 
 def derive_claim(

@@ -34,17 +34,18 @@ class ProbingFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsOf:
-    """What is probed: the Quantizers that ``specs`` name, for post-training quantization, and ``qat_specs``, for QAT.
-
-    ``globs``: of the names of the patterns that they are probed with. ``config_name``: of the config; "": that of the
-    first class, function or instance. ``width``: of the longest line of the module.
-    """
+    """What is probed."""
 
     specs: tuple[str, ...] = ()
+    """They name the Quantizers for post-training quantization."""
     qat_specs: tuple[str, ...] = ()
+    """They name the Quantizers for QAT."""
     globs: tuple[str, ...] = ("*",)
+    """Globs of the names of the patterns that the Quantizers are probed with."""
     config_name: str = ""
+    """The name of the config; "": that of the first class, function or instance."""
     width: int = WIDTH
+    """The width of the longest line of the module."""
 
     @property
     def flows(self) -> tuple[tuple[str, bool], ...]:

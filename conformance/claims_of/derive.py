@@ -34,16 +34,15 @@ _BETWEEN = "only between quantized ops"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
-    """What came of one pattern: its claim, or the reason why there is none.
-
-    ``dtypes``: the dtype config's name, or "". ``schemes``: the weight's, if it has one. ``notes``: what the config
-    does not say of the claim.
-    """
+    """What came of one pattern: its claim, or the reason why there is none."""
 
     pattern: str
     dtypes: str = ""
+    """The dtype config's name, or ""."""
     schemes: tuple[str, ...] = ()
+    """The schemes of the weight, if there is one."""
     notes: tuple[str, ...] = ()
+    """What the config does not say of the claim."""
     reason: str = ""
 
 

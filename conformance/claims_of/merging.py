@@ -23,10 +23,12 @@ _ONE_FLOW = "in one flow only, for which a config has no words"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one Quantizer amounts to. ``name``: what notes call it; ``is_qat``: it was asked for training."""
+    """What one Quantizer amounts to."""
 
     name: str
+    """What notes call it."""
     is_qat: bool
+    """Whether it was asked for training."""
     config: BackendConfig
     rows: tuple[ProbeRow, ...]
 

@@ -23,21 +23,23 @@ ANCHORS = torch.tensor([WEIGHT_END, -WEIGHT_END]).double()  # fix the weight's s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """An op that sums products, in a form where one of its results is a sum over all of a window.
-
-    ``taps``: sums have a multiple of this number of products, ``most`` at the most (0: any number). ``build``: makes it
-    from a weight (outputs × products) and a bias. ``lay_out``: makes its input from operands (batch × products).
-    ``at``: which place of the output to read, of ``rank`` dimensions. ``pads``: the op pads its input by one element.
-    """
+    """An op that sums products, in a form where one of its results is a sum over all of a window."""
 
     pattern: type[nn.Module]
     build: Callable[[Tensor, Tensor | None], nn.Module]
+    """Makes it from a weight (outputs × products) and a bias."""
     lay_out: Callable[[Tensor], Tensor]
+    """Makes its input from operands (batch × products)."""
     taps: int = 1
+    """Sums have a multiple of this number of products."""
     most: int = 0
+    """The largest number of products of a sum; 0: any number."""
     at: int = 0
+    """Which place of the output to read."""
     rank: int = 0
+    """How many dimensions the places of the output have."""
     pads: bool = False
+    """Whether the op pads its input by one element."""
 
     @property
     def free(self) -> int:
@@ -112,10 +114,7 @@ DOTS: Mapping[str, Dot] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stimulus:
-    """Operands x (batch × k), weights (channels × k), scales, and what else differs from probe to probe.
-
-    ``rest``: the operands (centred) that meet the anchors.
-    """
+    """Operands x (batch × k), weights (channels × k), scales, and what else differs from probe to probe."""
 
     x: Tensor
     weight: Tensor
@@ -123,6 +122,7 @@ class Stimulus:
     y_grid: Grid
     bias: Tensor | None = None
     rest: int = 0
+    """The value of the operands (centred) that meet the anchors."""
     rectified: bool = False
 
     @property

@@ -73,16 +73,14 @@ class ProbeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The place where probes run: a backend, the pattern and dtype config of a claim, and a weight scheme.
-
-    ``has_relu``: the config also claims the pattern with a ReLU after it.
-    """
+    """The place where probes run: a backend, the pattern and dtype config of a claim, and a weight scheme."""
 
     bench: Bench
     pattern: Any
     dtypes: DTypeConfig
     scheme: str
     has_relu: bool
+    """Whether the config also claims the pattern with a ReLU after it."""
 
     def make_grid(self, scale: float, zero_point: int | None = None) -> Grid:
         """Return a grid of an activation over the widest claimed range; its zero point is in the middle, and odd."""
@@ -160,15 +158,14 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """An op to fingerprint. ``patterns``: any of these in a config claims it; the first one in the config is probed.
-
-    ``example``: a model to ask what the backend runs for it. ``rounding`` is measured first; the other properties get
-    its rule. All may raise Unmeasured.
-    """
+    """An op to fingerprint. All that is called for it may raise Unmeasured."""
 
     patterns: tuple[Any, ...]
+    """Any of these in a config claims it; the first one in the config is probed."""
     example: Callable[[Site], ProbeModel]
+    """A model to ask what the backend runs for it."""
     rounding: Callable[[Site], Rounding]
+    """It is measured first; the other properties get its rule."""
     properties: tuple[tuple[str, Callable[[Site, Rule], str]], ...]
     has_weight: bool = False
 

@@ -68,18 +68,19 @@ _OPS = {leaf_name(op): op for op in (*EPILOGUES, *OP_SAMPLES)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnCall:
-    """One pattern, applied to values.
-
-    ``name``: of the result. ``ops``: names of the pattern's ops, in forward order. ``inputs``: names of the values that
-    the first op takes. ``arguments``: those of that op's samples. ``shape``: of the result.
-    """
+    """One pattern, applied to values."""
 
     name: str
+    """The name of the result."""
     pattern: str
     ops: tuple[str, ...]
+    """The names of the pattern's ops, in forward order."""
     inputs: tuple[str, ...]
+    """The names of the values that the first op takes."""
     arguments: Mapping[str, Any]
+    """The arguments of the samples of the first op."""
     shape: Shape = ()
+    """The shape of the result."""
 
     def make_steps(self, channels: Callable[[Sequence[Step]], int]) -> list[Step]:
         """Build the pattern's ops; ``channels`` counts the output channels of the steps before."""
@@ -232,16 +233,15 @@ def _can_draw(root: Any, *epilogues: Any) -> bool:
 
 @dataclass(kw_only=True)
 class Drawing:
-    """A graph in the making: what it chooses from, and its values so far.
-
-    ``patterns``: name → ops. ``has_numbers``: whether a number may be an operand.
-    """
+    """A graph in the making: what it chooses from, and its values so far."""
 
     choose: Choose
     patterns: Mapping[str, Sequence[Any]]
+    """Name → ops."""
     capabilities: Capabilities
     is_trained: bool = False
     has_numbers: bool = True
+    """Whether a number may be an operand."""
     shapes: dict[str, Shape] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     calls: list[DrawnCall] = field(default_factory=list)

@@ -115,10 +115,11 @@ def _share(patterns: Mapping[str, Sequence[Any]], number: int) -> Mapping[str, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The result for one graph. ``is_internal``: the suite itself failed."""
+    """The result for one graph."""
 
     check: Check
     is_internal: bool = False
+    """Whether the suite itself failed."""
 
     @property
     def kind(self) -> tuple[Verdict, str]:

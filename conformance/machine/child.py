@@ -127,16 +127,18 @@ Answer: TypeAlias = Callable[[Frame], Frame]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a child is made: in it, ``open`` gets the parent and the arguments, and returns what answers.
+    """How a child is made.
 
-    What is opened is found by name in the child, and the arguments are pickled. ``is_guarded``: other people's code
-    runs in it, so that a guard stands between it and all processes of the suite (`stand_guard`).
+    What is opened is found by name in the child, and the arguments are pickled.
     """
 
     open: Callable[..., Answer] | str
-    """As text it is "module:function", imported in the child only."""
+    """In the child it gets the parent and the arguments, and returns what answers. As text it is "module:function",
+    imported in the child only."""
     arguments: tuple[Any, ...] = ()
     is_guarded: bool = False
+    """Whether other people's code runs in it, so that a guard stands between it and all processes of the suite
+    (`stand_guard`)."""
     shares_memory: bool = False
     """Whether it is a copy of this process, in which nothing has to be found by name: for tests of the suite."""
 

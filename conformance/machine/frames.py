@@ -29,10 +29,12 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A message: ``head`` is plain data, ``pieces`` are bytes that it refers to by number."""
+    """A message."""
 
     head: dict[str, Any]
+    """Plain data."""
     pieces: Sequence[bytes | memoryview] = field(default=())
+    """Bytes that ``head`` refers to by number."""
 
 
 def send_frame(channel: socket.socket, frame: Frame) -> None:

@@ -53,20 +53,19 @@ class LostProcess(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """The messages of a piece of work, and how it ended.
-
-    ``message`` says why it is not DONE. ``text`` is the traceback of an ERROR, or the last output of a process that
-    died or was killed at the limit. ``peak_mib`` is the largest resident size of a process that did the work.
-    ``is_final``: another try would show no more.
-    """
+    """The messages of a piece of work, and how it ended."""
 
     messages: tuple[Message, ...] = ()
     ending: Ending
     seconds: float = 0.0
     peak_mib: float = 0.0
+    """The largest resident size of a process that did the work."""
     message: str = ""
+    """Says why it is not DONE."""
     text: str = ""
+    """The traceback of an ERROR, or the last output of a process that died or was killed at the limit."""
     is_final: bool = False
+    """Whether another try would show no more."""
 
 
 @guard("isolation")

@@ -47,16 +47,15 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One op of a pattern: a module, a function or a method's name, and the arguments after its tensors.
-
-    A function's tensors are its inputs, then ``parameters``, then ``statistics``, which are not trained.
-    """
+    """One op of a pattern: a module, a function or a method's name, and the arguments after its tensors."""
 
     op: nn.Module | Callable[..., Any] | str
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
     parameters: tuple[Tensor | None, ...] = ()
+    """A function takes them after its inputs."""
     statistics: tuple[Tensor, ...] = ()
+    """A function takes them after ``parameters``; they are not trained."""
     takes_list: bool = False
 
 

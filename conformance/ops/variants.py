@@ -26,27 +26,28 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSamples:
-    """How an op is built, called and varied.
-
-    ``arguments``: argument name → its values, the first one being the base (the default, where the op has one), or
-    Fixed. In addition to the op's own there may be ``shape`` and others with a leading underscore, which only `inputs`
-    and `step` read. ``inputs``: the model's inputs for these arguments: one activation of that shape, or others.
-    ``step``: the op with them, as one step of a pattern. ``is_valid``: whether arguments go together. ``kernels``:
-    arguments for which engines have kernels of their own, and the names of those that are tried two at a time with
-    these too. ``known``: changes of the base for ops as known networks have them, or for another size; tried only where
-    the op is the whole pattern. ``derived``: arguments of the op that follow from the others, such as groups from
-    ``shape``.
-    """
+    """How an op is built, called and varied."""
 
     arguments: Mapping[str, tuple[Any, ...] | Fixed]
+    """Argument name → its values, the first one being the base (the default, where the op has one), or Fixed. In
+    addition to the op's own there may be ``shape`` and others with a leading underscore, which only `inputs` and `step`
+    read."""
     inputs: Callable[[Arguments], tuple[Input, ...]] = field(
         default=lambda arguments: (Input(shape=arguments["shape"]),)
     )
+    """The model's inputs for these arguments: one activation of that shape, or others."""
     step: Callable[[Any, Arguments], Step]
+    """The op with these arguments, as one step of a pattern."""
     is_valid: Callable[[Arguments], bool] = field(default=lambda arguments: True)
+    """Whether arguments go together."""
     kernels: tuple[tuple[Arguments, tuple[str, ...]], ...] = ()
+    """Arguments for which engines have kernels of their own, and the names of those that are tried two at a time with
+    these too."""
     known: tuple[Arguments, ...] = ()
+    """Changes of the base for ops as known networks have them, or for another size. They are tried only where the op is
+    the whole pattern."""
     derived: Callable[[Arguments], Arguments] = field(default=lambda arguments: {})
+    """Arguments of the op that follow from the others, such as groups from ``shape``."""
 
     def resolve(self, arguments: Arguments) -> dict[str, Any]:
         """Return the arguments as the op gets them, with those that follow from others."""

@@ -33,8 +33,7 @@ class Network(NamedTuple):
     """A convolution as known networks have it, for which engines have kernels of their own.
 
     Output and input have equally many channels; the padding is half of what the kernel reaches beyond one element, so
-    that a stride of two halves the image, or doubles it where the convolution is transposed. ``width``: the image's, if
-    it differs from the other images'.
+    that a stride of two halves the image, or doubles it where the convolution is transposed.
     """
 
     channels: int
@@ -43,6 +42,7 @@ class Network(NamedTuple):
     stride: int = 1
     dilation: int = 1
     width: int = 0
+    """The image's width, if it differs from the other images'."""
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------

@@ -29,16 +29,15 @@ EPS = torch.finfo(torch.float32).eps  # the smallest scale of an observer that w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dynamic(Value):
-    """A value quantized with its own qparams, dequantized; ``step`` is its scale.
-
-    ``bounds``: the ends of its integers; ``eps``: the smallest scale that it could have had. ``scale_error``: bound on
-    the relative error of the scale, one for all elements: a right backend's values are (1 + δ) times these,
-    |δ| ≤ ``scale_error``, in addition to ``errors``.
-    """
+    """A value quantized with its own qparams, dequantized; ``step`` is its scale."""
 
     bounds: tuple[int, int]
+    """The ends of its integers."""
     eps: float
+    """The smallest scale that it could have had."""
     scale_error: float
+    """A bound on the relative error of the scale, one for all elements: a right backend's values are (1 + δ) times
+    these, |δ| ≤ ``scale_error``, in addition to ``errors``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

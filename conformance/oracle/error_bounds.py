@@ -34,31 +34,28 @@ def gamma(n: int, unit: float = U) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulator:
-    """The integer sum from which a machine makes a value (requantizing.py).
-
-    ``step``: what 1 of it stands for, in real units, broadcast to the value. 0: two summands are brought to a step so
-    fine that it does not matter. None: it is not known, as of a mean over windows, whose divisor is in the multiplier.
-    ``ends``: where an end of a clamp stands in its place; None: nowhere.
-    """
+    """The integer sum from which a machine makes a value (requantizing.py)."""
 
     step: Tensor | None
+    """What 1 of it stands for, in real units, broadcast to the value. 0: two summands are brought to a step so fine
+    that it does not matter. None: it is not known, as of a mean over windows, whose divisor is in the multiplier."""
     ends: Tensor | None = None
+    """Where an end of a clamp stands in its place; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A real value on the walk (float64), the bound on its error by cause, and the step of the grid it is from.
-
-    ``step``: the scale of its grid; of a dot product, that of its accumulator, s_x·s_w (broadcast to its shape).
-    None: it is on no grid. ``accumulator``: None: it is not made of integers alone. ``is_function``: a function was
-    evaluated for it that kernels approximate (NUM-03).
-    """
+    """A real value on the walk (float64), the bound on its error by cause, and the step of the grid it is from."""
 
     real: Tensor
     errors: Mapping[str, Tensor] = field(default_factory=dict)
     step: Tensor | None = None
+    """The scale of its grid; of a dot product, that of its accumulator, s_x·s_w (broadcast to its shape). None: it is
+    on no grid."""
     accumulator: Accumulator | None = None
+    """None: it is not made of integers alone."""
     is_function: bool = False
+    """Whether a function was evaluated for it that kernels approximate. (NUM-03)"""
 
     def error(self) -> Tensor:
         """Return the whole bound (float64, in real units, of the value's shape)."""
@@ -67,13 +64,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCall:
-    """One op on its operands, among which are Values; ``result`` is its exact result (a tensor, or a tuple of them)."""
+    """One op on its operands, among which are Values."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     capabilities: Capabilities
     result: Any = None
+    """Its exact result (a tensor, or a tuple of them)."""
 
     def evaluate(self, pick: Callable[[Value], Tensor], of_tensor: Callable[[Tensor], Tensor] | None = None) -> Any:
         """Evaluate the op with every Value replaced by what `pick` makes of it (and float tensors by `of_tensor`)."""
@@ -131,20 +129,19 @@ MOVES, RESCALE, DOT_PRODUCT, FUNCTION = "moves", "rescale", "dot product", "func
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """How the oracle treats an op.
-
-    ``arithmetic``: its kind: MOVES (values move or are selected: nothing may differ), RESCALE (integers, then a
-    factor), DOT_PRODUCT, FUNCTION (evaluated in float32, or approximated). ``bound``: the errors that a right backend
-    may make. ``source``: where the op's definition is stated. ``exact``: computes the op on float64 operands, called
-    with the op's own arguments; None: the op itself does. ``accumulator_step``: of RESCALE, the step of the accumulator
-    (``Accumulator``); None: it is not known.
-    """
+    """How the oracle treats an op."""
 
     arithmetic: str
+    """Its kind: MOVES (values move or are selected: nothing may differ), RESCALE (integers, then a factor),
+    DOT_PRODUCT, FUNCTION (evaluated in float32, or approximated)."""
     bound: ErrorBound
+    """The errors that a right backend may make."""
     source: str
+    """Where the op's definition is stated."""
     exact: Callable[..., Any] | None = None
+    """Computes the op on float64 operands, called with the op's own arguments; None: the op itself does."""
     accumulator_step: Callable[[OpCall], Tensor | None] | None = None
+    """Of RESCALE, the step of the accumulator (``Accumulator``); None: it is not known."""
 
 
 # -- the error bounds -------------------------------------------------------------------------------------------------

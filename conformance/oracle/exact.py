@@ -24,21 +24,22 @@ FLOAT32 = Requantize()
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The exact result of one output of a model.
-
-    ``grid``: the output's; None: the output is a float tensor. ``errors``: by cause, in real units (error_bounds.py).
-    ``step``: what distances are measured in: the grid's scale; of a float output the step of its accumulator, or of
-    half precision at its value. ``accumulator``, ``is_function``: those of the value (error_bounds.py).
-    ``requantize``: how a right backend makes its integers.
-    """
+    """The exact result of one output of a model."""
 
     real: Tensor
     errors: Mapping[str, Tensor]
+    """The errors by cause, in real units (error_bounds.py)."""
     step: Tensor
+    """What distances are measured in: the grid's scale; of a float output the step of its accumulator, or of half
+    precision at its value."""
     grid: Grid | None = None
+    """The output's grid; None: the output is a float tensor."""
     accumulator: Accumulator | None = None
+    """That of the value (error_bounds.py)."""
     is_function: bool = False
+    """As of the value (error_bounds.py)."""
     requantize: Requantize = FLOAT32
+    """How a right backend makes its integers."""
 
     @cached_property
     def integers(self) -> Tensor:
@@ -83,15 +84,13 @@ class Exact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """Integers on the walk, the node that made them, and, of a computed value, that value.
-
-    ``tie_ambiguity``: by how many steps a right backend's integer may differ; None: by none.
-    """
+    """Integers on the walk, the node that made them, and, of a computed value, that value."""
 
     integers: Tensor
     node: Node
     computed: Value | None = None
     tie_ambiguity: Tensor | None = None
+    """By how many steps a right backend's integer may differ; None: by none."""
 
 
 def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) -> Quantized:

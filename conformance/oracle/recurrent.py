@@ -39,15 +39,13 @@ class Maps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """How a backend computes.
-
-    ``quantize``: what it does to a hidden state before a map, and to the values that one layer hands to the next.
-    ``counts_weights``: the rounding of the weights is an error.
-    """
+    """How a backend computes."""
 
     capabilities: Capabilities
     quantize: Callable[[Value], Value]
+    """What it does to a hidden state before a map, and to the values that one layer hands to the next."""
     counts_weights: bool
+    """Whether the rounding of the weights is an error."""
 
 
 # -- values with one bound --------------------------------------------------------------------------------------------

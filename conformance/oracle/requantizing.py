@@ -50,10 +50,11 @@ _NEAR = 2.0**-22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The integers that are right but for the slack: within ``half`` of ``centre``, elementwise (float64, in steps)."""
+    """The integers that are right but for the slack, elementwise (float64, in steps)."""
 
     centre: Tensor
     half: Tensor | float
+    """How far from ``centre`` they may lie."""
 
     def clamp(self, grid: Grid) -> Target:
         """Return the same of results that are clamped to a grid after they are rounded."""

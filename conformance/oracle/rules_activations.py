@@ -47,17 +47,15 @@ Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
 
 
 class Elementwise(NamedTuple):
-    """A function: its name in torch.nn.functional, the ops that compute it, and how far it may be off.
-
-    ``evaluation``: how far the function of the dequantized value is off, in real units. ``arithmetic``: RESCALE for a
-    function that is one factor or another, which integers compute as they compute a product.
-    """
+    """A function: its name in torch.nn.functional, the ops that compute it, and how far it may be off."""
 
     name: str
     ops: tuple[Any, ...]
     slope: Slope
     evaluation: Callable[[OpCall], Tensor | float]
+    """How far the function of the dequantized value is off, in real units."""
     arithmetic: str = FUNCTION
+    """RESCALE for a function that is one factor or another, which integers compute as they compute a product."""
 
 
 def bound_elementwise(function: Elementwise, call: OpCall) -> Errors:
@@ -225,18 +223,19 @@ def bound_softmax(call: OpCall) -> Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """A normalisation: x in the shape of ``view``, along ``axes``; then times ``weight``, plus ``bias``.
-
-    ``weight`` and ``bias`` are broadcast to x's own shape. ``statistics``: a mean and a variance that are given, also
-    broadcast; None: those of x.
-    """
+    """A normalisation of x, then times a weight, plus a bias."""
 
     view: tuple[int, ...]
+    """The shape in which x is normalised."""
     axes: tuple[int, ...]
+    """The axes along which x is normalised."""
     eps: float
     weight: Value
+    """It is broadcast to x's own shape."""
     bias: Value
+    """It is broadcast to x's own shape."""
     statistics: tuple[Value, Value] | None = None
+    """A mean and a variance that are given, broadcast to x's own shape; None: those of x."""
 
 
 Deviation: TypeAlias = tuple[Tensor, Tensor]

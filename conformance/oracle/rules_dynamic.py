@@ -37,14 +37,12 @@ from refimpl.decomposed import OPS
 
 
 class Walker(Protocol):
-    """What the handlers need of the oracle's walk.
-
-    With ``counts_weights`` it compares with the float model: every change by quantization is then an error, of cause
-    ``weights``, and states stay as they are.
-    """
+    """What the handlers need of the oracle's walk."""
 
     capabilities: Capabilities
     counts_weights: bool
+    """Whether it compares with the float model: every change by quantization is then an error, of cause ``weights``,
+    and states stay as they are."""
     values: dict[Node, Any]
 
 

@@ -128,18 +128,17 @@ def _are_equal(found: object, expected: object) -> bool:
 
 
 class _CapturedCall(NamedTuple):
-    """A call that does what its ops do, of which some may work in place.
-
-    ``arguments``: of the program's nodes. ``results``: where the value of each op that others read is in what the call
-    returns. ``stack``: the modules that call it.
-    """
+    """A call that does what its ops do, of which some may work in place."""
 
     op: str
     target: Any
     arguments: _Arguments
+    """They are made of the program's nodes."""
     parts: tuple[Node, ...]
     results: dict[Node, _Path]
+    """Where the value of each op that others read is in what the call returns."""
     stack: dict[str, tuple[str, Any]]
+    """The modules that call it."""
 
 
 def _find_calls(program: GraphModule, given: GivenModel, calls: Calls) -> list[_CapturedCall]:

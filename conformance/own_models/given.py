@@ -38,18 +38,18 @@ class ModelSpecError(Exception):
 class GivenModel:
     """What the function of ``--model`` returns: a float model, and what there is to try it on.
 
-    ``example_inputs``: a tuple of tensors, the model's positional arguments. ``calibration``: such tuples; none: the
-    example inputs. ``evaluate``: run on the float model, on the reference model and on the backend's, each a module;
-    None: no metrics. ``qconfig_mapping``: None: each op gets the QConfig of the claim that fits it best.
-
     A function may also return a tuple of these in their order: ``model, example_inputs, …``.
     """
 
     model: nn.Module
     example_inputs: Batch
+    """A tuple of tensors, the model's positional arguments."""
     calibration: Sequence[Batch] = ()
+    """Tuples such as ``example_inputs``; none: the example inputs."""
     evaluate: Evaluate | None = None
+    """Run on the float model, on the reference model and on the backend's, each a module; None: no metrics."""
     qconfig_mapping: QConfigMapping | None = None
+    """None: each op gets the QConfig of the claim that fits it best."""
 
 
 def check_spec(spec: str) -> None:

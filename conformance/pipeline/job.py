@@ -16,15 +16,15 @@ from reports.selection import OWN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One piece of work: ``run`` yields its rows as soon as it has them, and a Begin before a step with a user's code.
-
-    ``topic``, ``subject``: those of the measurement; "" for a job that judges a model.
-    """
+    """One piece of work."""
 
     id: str
     run: Callable[[Bench], Iterator[Begin | ModelResult | Measurement]]
+    """Yields its rows as soon as it has them, and a Begin before a step with a user's code."""
     topic: str = ""
+    """The topic of the measurement; "" for a job that judges a model."""
     subject: str = ""
+    """The subject of the measurement; "" for a job that judges a model."""
 
     @property
     def is_model(self) -> bool:

@@ -27,35 +27,38 @@ class DescriptionError(Exception):
 
 
 class Limit(tuple[Any, ...]):
-    """The values of an argument that a backend takes, of those that the suite tries, and how it says so in ``text``."""
+    """The values of an argument that a backend takes, of those that the suite tries."""
 
     text: str
+    """How the backend says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A backend as the judge knows it. ``unavailable``: why it cannot run here; the rest is then empty.
-
-    ``vendor_claims``: the IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root;
-    all claims if the vendor ``prepares`` models its own way. ``has_quantizer``: it gives a torchao Quantizer.
-    ``sources``: the files and folders that its code comes from; None: they cannot be told. ``registrations``: what its
-    code registers, in words, by the pattern's name. ``preparation`` is known where its code is imported.
-    """
+    """A backend as the judge knows it."""
 
     name: str
     representation: Representation
     engine: str = ""
     waivers: Path | None = None
     unavailable: str | None = None
+    """Why it cannot run here; the rest is then empty."""
     versions: Mapping[str, str]
     capabilities: Capabilities
     config: BackendConfig
     vendor_claims: frozenset[str] = frozenset()
+    """The IDs of claims that need the vendor's own classes or functions: of the pattern, of its fusion or root; all
+    claims if the vendor ``prepares`` models its own way."""
     prepares: bool = False
+    """Whether the vendor prepares models its own way."""
     has_quantizer: bool = False
+    """Whether it gives a torchao Quantizer."""
     sources: tuple[str, ...] | None = None
+    """The files and folders that its code comes from; None: they cannot be told."""
     registrations: Mapping[str, str] = field(default_factory=dict)
+    """What its code registers, in words, by the pattern's name."""
     preparation: Preparation = OWN_OF_THE_SUITE
+    """It is known where the backend's code is imported."""
 
 
 def describe(backend: Backend) -> dict[str, Any]:

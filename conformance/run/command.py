@@ -29,11 +29,12 @@ _DONE, _OUTPUTS = "done", "outputs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """The chunks of a run's claims and models, below a folder. ``places``: the chunk of each, by its ID."""
+    """The chunks of a run's claims and models, below a folder."""
 
     folder: Path
     formats: Sequence[str]
     places: Mapping[str, int]
+    """The chunk of each claim and model, by its ID."""
 
     def folder_of(self, work: str) -> Path:
         """Return the folder of the chunk that has a piece of work."""

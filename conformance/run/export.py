@@ -40,13 +40,14 @@ class ExportError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written: ``left_out`` are the claims without a case, with the reason."""
+    """What was written."""
 
     folder: Path
     cases: int
     claims: int
     size: int
     left_out: Mapping[str, str]
+    """The claims without a case, with the reason."""
 
 
 def describe_form(backend: RemoteBackend, formats: Sequence[str]) -> RemoteBackend:

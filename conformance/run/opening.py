@@ -60,24 +60,25 @@ _FORMS: dict[Representation, Literal["QUANTIZED", "DECOMPOSED", "EXPORTED"]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What is certified, and how.
-
-    ``claims`` are those of the whole config, ``jobs`` those of the profile; ``selected`` are the IDs to run, ``known``
-    all that the backend has in any profile. ``waiver_bytes`` are those of the file of waivers, which is read once.
-    ``findings`` are the texts of what the waivers name.
-    """
+    """What is certified, and how."""
 
     options: Options
     backend: Backend
     config_name: str
     claims: tuple[Claim, ...]
+    """Those of the whole config."""
     jobs: tuple[Job, ...]
+    """Those of the profile."""
     selected: Collection[str]
+    """The IDs to run."""
     known: Collection[str]
+    """All IDs that the backend has in any profile."""
     waivers: Waivers
     waiver_file: Path | None
     waiver_bytes: bytes = b""
+    """The bytes of the file of waivers, which is read once."""
     findings: Mapping[str, str] = field(default_factory=dict)
+    """The texts of what the waivers name."""
 
     @property
     def units(self) -> dict[str, Claim | Job]:

@@ -161,37 +161,41 @@ EXPORTING = ("--backend", "--profile", "--max-examples", "--claim", "--claim-tim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of the command line.
-
-    ``claims`` are IDs or globs of claims and jobs; none: all. ``models``: what names models that are handed in.
-    ``claim_timeout`` is in seconds, for one claim or job.
-    ``without_execution_evidence`` lets UNSHOWN pass. ``waivers`` replaces the backend's own file; ``no_waivers``
-    ignores both. ``isa`` is a name of ``conformance.machine.isa.LEVELS``; None: what the CPU has. ``outputs``: what a
-    device handed in. ``shard``: which part of how many is run; None: all. ``resume``: the results of an earlier run,
-    which are taken over; ``failed_of``: those of one of which only what passes is. ``baseline``: the results of a run
-    with which the report compares, ``any_profile``: also if it is of another profile.
-    """
+    """The options of the command line."""
 
     backend: str
     report_dir: Path
     seed: int
     profile: str
     claim_timeout: float
+    """In seconds, for one claim or job."""
     claims: tuple[str, ...] = ()
+    """IDs or globs of claims and jobs; none: all."""
     models: tuple[str, ...] = ()
+    """What names models that are handed in."""
     max_examples: int | None = None
     list_claims: bool = False
     allow_quality: bool = False
     without_execution_evidence: bool = False
+    """Lets UNSHOWN pass."""
     waivers: Path | None = None
+    """Replaces the backend's own file."""
     no_waivers: bool = False
+    """Ignores ``waivers`` and the backend's own file."""
     isa: str | None = None
+    """A name of ``conformance.machine.isa.LEVELS``; None: what the CPU has."""
     outputs: Path | None = None
+    """What a device handed in."""
     shard: Shard | None = None
+    """Which part of how many is run; None: all."""
     resume: Path | None = None
+    """The results of an earlier run, which are taken over."""
     failed_of: Path | None = None
+    """The results of an earlier run of which only what passes is taken over."""
     baseline: Path | None = None
+    """The results of a run with which the report compares."""
     any_profile: bool = False
+    """Whether the report compares with ``baseline`` also if that is of another profile."""
 
     @property
     def is_complete(self) -> bool:

@@ -12,10 +12,7 @@ from reports.schema import Header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A claim, or a job, which judges a model or measures something.
-
-    Of a claim there are ``pattern`` to ``scheme``, as in its row; of a measurement there are ``topic`` and ``subject``.
-    """
+    """A claim, or a job, which judges a model or measures something."""
 
     id: str
     kind: Literal["claim", "model", "measurement"]
@@ -24,6 +21,7 @@ class Unit:
     is_adaptive: bool = False
     """Whether what it asks for next depends on the last answer."""
     pattern: str = ""
+    """A claim has ``pattern`` to ``scheme``, as in its row."""
     dtype_config: str = ""
     dtypes: str = ""
     flow: Literal["ptq", "qat"] = "ptq"
@@ -31,6 +29,7 @@ class Unit:
     cases: int = 0
     """How many cases a claim has, if that was asked for: the longest have the most."""
     topic: str = ""
+    """A measurement has ``topic`` and ``subject``."""
     subject: str = ""
 
     def __str__(self) -> str:

@@ -26,18 +26,17 @@ _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What is taken from an earlier run: the rows of units that it has finished, by ID, and its footer, if it has one.
-
-    ``path``: its file; None: there is no earlier run. ``is_of_other_sources``: they have changed since.
-    ``foreign_code``: what it names of all its processes.
-    """
+    """What is taken from an earlier run: the rows of the units that it has finished, by ID, and its footer, if any."""
 
     path: Path | None = None
+    """Its file; None: there is no earlier run."""
     rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     started: str = ""
     footer: Footer | None = None
     is_of_other_sources: bool = False
+    """Whether the sources have changed since."""
     foreign_code: Collection[str] = ()
+    """The foreign code that it names of all its processes."""
 
     @property
     def seconds(self) -> float:

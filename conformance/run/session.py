@@ -39,20 +39,20 @@ _NO_RUN_OPTIONS = ("help", "version", "markers", "cacheshow")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is certified, and how.
-
-    ``setup``: what a judge needs to open the run. ``elsewhere``: the backend of ``vectors:`` or ``command:``.
-    ``openers`` have opened it, and may do its first work. ``done``: the selected IDs that an earlier run has judged.
-    ``sources_sha256``: the digest of the files that the backend's code comes from.
-    """
+    """What is certified, and how."""
 
     setup: Setup
+    """What a judge needs to open the run."""
     outline: Outline
     waivers: Waivers
     elsewhere: RemoteBackend | None = None
+    """The backend of ``vectors:`` or ``command:``."""
     openers: Openers = field(default_factory=Openers)
+    """They have opened it, and may do its first work."""
     done: Collection[str] = frozenset()
+    """The selected IDs that an earlier run has judged."""
     sources_sha256: str = ""
+    """The digest of the files that the backend's code comes from."""
 
     @classmethod
     def of(cls, setup: Setup, outline: Outline, **given: Any) -> Run:

@@ -61,27 +61,29 @@ class WaiverError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaiverEntry:
-    """One [[waiver]] table of a file, with exactly one of ``claim`` and ``glob``; ``number`` counts from 1.
-
-    ``rules`` are the IDs of all rules that the claims break; none for a verdict that no rule decides. ``max_lsb`` is in
-    steps of the output's scale; ``expires`` is the last day on which the waiver holds; ``isa`` are globs of the levels
-    (conformance.machine.isa) at which it counts, none: at every one; ``torch`` is a specifier of versions (PEP 440) for
-    which it counts. ``findings`` are names of texts (conformance.run.findings).
-    """
+    """One [[waiver]] table of a file."""
 
     file: Path
     number: int
+    """It counts from 1."""
     verdict: Verdict
     reason: str
     rules: tuple[str, ...] = ()
+    """The IDs of all rules that the claims break; none for a verdict that no rule decides."""
     claim: str = ""
+    """Exactly one of ``claim`` and ``glob`` is given."""
     glob: str = ""
     url: str = ""
     expires: datetime.date | None = None
+    """The last day on which the waiver holds."""
     max_lsb: float | None = None
+    """In steps of the output's scale."""
     isa: tuple[str, ...] = ()
+    """Globs of the levels (conformance.machine.isa) at which it counts; none: at every one."""
     torch: SpecifierSet | None = None
+    """A specifier of versions (PEP 440) for which it counts."""
     findings: tuple[str, ...] = ()
+    """The names of texts (conformance.run.findings)."""
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
@@ -113,24 +115,24 @@ class WaiverEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The waivers' ruling on one claim: ``problem`` says why the matching ones do not cover it."""
+    """The waivers' ruling on one claim."""
 
     waived: bool = False
     entry: WaiverEntry | None = None
     problem: str = ""
+    """Says why the matching waivers do not cover it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waivers:
-    """The waivers of one run, on the day ``today``.
-
-    ``complete``: each claim is tried with every case of profile full. Otherwise a milder verdict than the waived one is
-    covered as well, but for UNEXERCISED, and a waiver whose claims pass is no problem.
-    """
+    """The waivers of one run."""
 
     entries: tuple[WaiverEntry, ...]
     today: datetime.date
+    """The day of the run."""
     complete: bool = True
+    """Whether each claim is tried with every case of profile full. Otherwise a milder verdict than the waived one is
+    covered as well, but for UNEXERCISED, and a waiver whose claims pass is no problem."""
 
     def judge(self, claim_id: str, verdict: Verdict, rules: Collection[str], max_lsb: float | None) -> Ruling:
         """Rule on one claim: its verdict, the rules that it breaks, and its largest error in LSB (None: no number)."""

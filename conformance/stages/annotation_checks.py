@@ -28,16 +28,14 @@ _PER_TENSOR = (None, torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotated:
-    """A claim's pattern as the Quantizer has annotated it in one case.
-
-    ``leaves_output``: that nothing observes an output may be due to the model: no op reads it there that would.
-    """
+    """A claim's pattern as the Quantizer has annotated it in one case."""
 
     claim: Claim
     case: Case
     reading: PatternReading
     capabilities: Capabilities
     leaves_output: bool = False
+    """Whether the model may be why nothing observes an output: no op reads it there that would."""
 
     @property
     def kind(self) -> Kind:

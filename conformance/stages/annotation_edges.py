@@ -21,16 +21,15 @@ from refimpl.patterns import Pattern, leaf_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A model just outside of a claim. ``rule``: that by which the pattern is not there.
-
-    ``is_silent``: no op of it may have a qspec; else only the last one may not. That some Quantizers mark an op as one
-    of a pattern, without a qspec, changes nothing in the program.
-    """
+    """A model just outside of a claim."""
 
     name: str
     probe: Probe
     rule: str
+    """The rule by which the pattern is not there."""
     is_silent: bool = False
+    """Whether no op of it may have a qspec; else only the last one may not. That some Quantizers mark an op as one of a
+    pattern, without a qspec, changes nothing in the program."""
 
 
 def make_edges(claim: Claim, case: Case, config: BackendConfig) -> Iterator[Edge]:

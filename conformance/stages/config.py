@@ -78,15 +78,14 @@ def lint(claim: Claim, config: BackendConfig) -> Iterator[Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """The facts about a whole config that lint needs.
-
-    ``patterns``: normal forms of all entries. ``swapped``: root classes that have a reference module. ``shadows``: by
-    pattern, another one that takes all its matches.
-    """
+    """The facts about a whole config that lint needs."""
 
     patterns: frozenset[Pattern]
+    """The normal forms of all entries."""
     swapped: frozenset[type]
+    """The root classes that have a reference module."""
     shadows: Mapping[Pattern, Pattern]
+    """By pattern, another one that takes all its matches."""
 
 
 @lru_cache(maxsize=4)

@@ -58,10 +58,12 @@ Where a epilogue leaves less, it hides the sums."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What the probe of long sums shows. ``are_exact``: None: it cannot tell. ``text``: what was found, or why not."""
+    """What the probe of long sums shows."""
 
     are_exact: bool | None
+    """None: it cannot tell."""
     text: str
+    """What was found, or why not."""
 
 
 def gather_evidence(bench: Bench, claim: Claim, reports: Reports) -> ExecutionEvidence:

@@ -31,14 +31,13 @@ a float32 operation rounds by 2⁻²⁴, and a bias takes one more."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where a derived model differs from the model that it was made of, and how far.
-
-    ``node``: the first node of the derived model that does; "" if none can be named. ``reader``: the one that shows it.
-    """
+    """Where a derived model differs from the model that it was made of, and how far."""
 
     node: str
+    """The first node of the derived model that differs; "" if none can be named."""
     text: str
     reader: str = ""
+    """The node that shows it."""
 
     def __str__(self) -> str:
         where = f"{self.node}, as {self.reader} reads it" if self.reader else self.node

@@ -39,16 +39,16 @@ LARGEST = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongSums:
-    """Operands ``x`` (ROWS × WIDTH), weights (BITS × WIDTH) and their sums of products, integers in float64.
-
-    ``totals`` (ROWS × BITS) are even, from 2 to 32. ``idle``: numbers of two products that are 0·0 in every sum, for a
-    caller to change the weights there.
-    """
+    """Operands, weights and their sums of products, integers in float64."""
 
     x: Tensor
+    """The operands (ROWS × WIDTH)."""
     weight: Tensor
+    """The weights (BITS × WIDTH)."""
     totals: Tensor
+    """The sums (ROWS × BITS); they are even, from 2 to 32."""
     idle: tuple[int, int]
+    """Numbers of two products that are 0·0 in every sum, for a caller to change the weights there."""
 
 
 @cache

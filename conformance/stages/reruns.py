@@ -92,20 +92,20 @@ def _to_number(value: float) -> float | str:
 
 @dataclass(kw_only=True)
 class RepeatRun:
-    """A lowered model that is run repeatedly on the values of one input.
-
-    ``name``: the input's name. ``first``: its first run, if there was one; it also gives exact results. ``steps``: by
-    how many steps quantized outputs may differ that are both right by these, float ones by any (0: not at all).
-    ``filling``: the byte that memory is filled with in a run.
-    """
+    """A lowered model that is run repeatedly on the values of one input."""
 
     case: Case
     name: str
+    """The input's name."""
     inputs: Batch
     lowered: LoweredModel
     steps: float = 0
+    """By how many steps quantized outputs may differ that are both right by the exact results, float ones by any; 0:
+    not at all."""
     first: FirstRun | None = None
+    """Its first run, if there was one; it also gives exact results."""
     filling: int = 0x5A
+    """The byte that memory is filled with in a run."""
     compared: list[Where] = field(default_factory=list)
     """The runs that were compared."""
     _ahead: deque[tuple[Batch, list[Tensor] | Exception]] = field(default_factory=deque)

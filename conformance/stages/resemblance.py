@@ -35,18 +35,18 @@ _TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resemblance:
-    """The kinds of rounding that one output's differences may come from.
-
-    ``fits``: their names. ``between``: how many results are between two integers. ``wrong``: how many are not right.
-    ``farthest``: the largest distance, in steps. ``share``: by what part of the result its distance is beyond a right
-    rounding, at most.
-    """
+    """The kinds of rounding that one output's differences may come from."""
 
     fits: frozenset[str]
+    """The names of these kinds."""
     between: int
+    """How many results are between two integers."""
     wrong: int
+    """How many results are not right."""
     farthest: float
+    """The largest distance, in steps."""
     share: float
+    """By what part of the result its distance is beyond a right rounding, at most."""
 
 
 def format_allowed(exact: Exact) -> str:

@@ -33,11 +33,13 @@ Facts = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A condition on cases. ``about``: the fact that it is about. ``holds``: a bit for each case in which it holds."""
+    """A condition on cases."""
 
     about: str
+    """The fact that it is about."""
     text: str
     holds: int
+    """A bit for each case in which it holds."""
 
 
 def find_shared(cases: Sequence[Case], failing: Collection[str]) -> list[str]:

@@ -20,14 +20,12 @@ _EDGES = torch.tensor(BINS, dtype=torch.float64)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One comparison: the distances |q - v|, and the exact results v, both in steps, v from the zero point.
-
-    ``is_float_output``: the output is a float tensor, whose steps are no LSB. (NUM-04)
-    """
+    """One comparison: the distances |q - v|, and the exact results v, both in steps, v from the zero point."""
 
     distance: Tensor
     exact: Tensor
     is_float_output: bool = False
+    """Whether the output is a float tensor, whose steps are no LSB. (NUM-04)"""
 
 
 def summarize(samples: Iterable[Sample]) -> Statistics | None:

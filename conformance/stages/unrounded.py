@@ -84,17 +84,16 @@ def _rounds(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCall:
-    """A module that a reference model calls, by its name there, and the one that stands for it in the prepared model.
-
-    ``floating``: the latter as convert takes it, a batch norm of training folded. ``weights``: the methods by which a
-    reference module gives its weights, each giving the float ones; none of any other module.
-    """
+    """A module that a reference model calls, by its name there, and what stands for it in the prepared model."""
 
     target: str
     quantized: nn.Module
     original: nn.Module
     floating: nn.Module
+    """``original`` as convert takes it, a batch norm of training folded."""
     weights: Mapping[str, Callable[[], Any]]
+    """The methods by which a reference module gives its weights, each giving the float ones; none of any other
+    module."""
 
 
 def list_modules(reference: GraphModule, floating: GraphModule) -> Iterator[ModuleCall]:

@@ -45,14 +45,13 @@ class BundleError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleWriter:
-    """Writes cases into a folder; several processes may do so at the same time.
-
-    ``formats``: in which the models are written. ``with_expected``: whether the judge's side gets what is right.
-    """
+    """Writes cases into a folder; several processes may do so at the same time."""
 
     folder: Path
     formats: Sequence[str]
+    """The formats in which the models are written."""
     with_expected: bool = True
+    """Whether the judge's side gets what is right."""
 
     def take(self, work: str, cases: Sequence[RecordedCase]) -> None:
         """Write the cases of a piece of work."""
@@ -179,12 +178,14 @@ def finish_bundle(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle as the judge reads it. ``plan``: the judge's own; ``cases``: the claim of each case, by its name."""
+    """A bundle as the judge reads it."""
 
     folder: Path
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
+    """The judge's own plan."""
     cases: Mapping[str, str]
+    """The claim of each case, by its name."""
 
     @property
     def digest(self) -> str:

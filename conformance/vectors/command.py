@@ -41,25 +41,26 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
-    """What a ``command:FILE.toml`` says.
-
-    ``config``: ``module:attribute`` of a Backend, with or without ``lower``, or of what returns a BackendConfig.
-    ``command``: its words, with PLACES for the folder to read, the folder to fill and the number of the device.
-    ``timeout``: seconds for one call. ``batch``: cases of one call. ``devices``: calls at once, over all processes.
-    ``retries``: how often a case that dies or hangs alone is run again. ``refused``: exit statuses that mean so; others
-    that are not 0 mean crashed. ``folder``: where the command runs.
-    """
+    """What a ``command:FILE.toml`` says."""
 
     file: Path
     config: str
+    """``module:attribute`` of a Backend, with or without ``lower``, or of what returns a BackendConfig."""
     command: tuple[str, ...]
+    """The words of the command, with PLACES for the folder to read, the folder to fill and the number of the device."""
     name: str = ""
     timeout: float = 60.0
+    """Seconds for one call."""
     batch: int = 16
+    """Cases of one call."""
     devices: int = 1
+    """Calls at once, over all processes."""
     retries: int = 0
+    """How often a case that dies or hangs alone is run again."""
     refused: tuple[int, ...] = ()
+    """The exit statuses that mean refused; others that are not 0 mean crashed."""
     folder: Path = field(default_factory=Path.cwd)
+    """Where the command runs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     waivers: Path | None = None
     formats: tuple[str, ...] = ("json",)
@@ -138,13 +139,12 @@ def _check_lists(file: Path, data: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """How a call ended. ``code``: its exit status, negative for a signal; None: it was killed at the limit.
-
-    ``printed``: the end of its output.
-    """
+    """How a call ended."""
 
     code: int | None
+    """Its exit status, negative for a signal; None: it was killed at the limit."""
     printed: str
+    """The end of its output."""
 
     @property
     def is_done(self) -> bool:

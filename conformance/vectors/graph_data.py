@@ -34,9 +34,10 @@ _NO_ARGUMENTS = frozenset({"training", "is_decomposed"})
 
 @dataclass(frozen=True, kw_only=True)
 class GraphData:
-    """A model as data: ``graph`` is JSON, which names ``arrays``. Equal models have equal data."""
+    """A model as data. Equal models have equal data."""
 
     graph: Data
+    """JSON, which names ``arrays``."""
     arrays: Mapping[str, Array]
 
     @cached_property
@@ -47,12 +48,13 @@ class GraphData:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A graph that is being spelled. ``names``: what stands for a node's value."""
+    """A graph that is being spelled."""
 
     model: GraphModule
     nodes: list[Data] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     names: dict[Node, Data] = field(default_factory=dict)
+    """What stands for a node's value."""
 
     def add(self, name: str, op: str, **what: Any) -> Data:
         """Add a node; return what stands for its value."""

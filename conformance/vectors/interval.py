@@ -12,13 +12,12 @@ from conformance.oracle.grids import Grid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """What is right for an output, elementwise (float64): integers of the ``grid``, or reals where there is none.
-
-    ``exact`` is not rounded; from ``low`` to ``high`` a result is right.
-    """
+    """What is right for an output, elementwise (float64): integers of the grid, or reals where there is none."""
 
     exact: Tensor
+    """It is not rounded."""
     low: Tensor
+    """From ``low`` to ``high`` a result is right."""
     high: Tensor
     grid: Grid | None
 

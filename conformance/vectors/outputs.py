@@ -33,15 +33,14 @@ _DTYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How a case or a run ended on the device: one of STATUSES, and the reason.
-
-    ``text``: the end of what it printed, or a traceback. ``kind``: the name of the error's class, if one was raised.
-    """
+    """How a case or a run ended on the device: one of STATUSES, and the reason."""
 
     status: str
     reason: str = ""
     text: str = ""
+    """The end of what it printed, or a traceback."""
     kind: str = ""
+    """The name of the error's class, if one was raised."""
 
 
 class HandedIn:

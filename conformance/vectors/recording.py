@@ -30,20 +30,18 @@ from refimpl.invariants import is_dequantize
 
 @dataclass(kw_only=True)
 class RecordedCase:
-    """A model that was lowered in a piece of work, and its runs.
-
-    ``form``: that in which ``lower`` takes the model. ``expected``: for each run and output what is right; None: the
-    oracle does not know.
-    """
+    """A model that was lowered in a piece of work, and its runs."""
 
     name: str
     work: str
     data: GraphData
     model: GraphModule
     form: Representation
+    """The form in which ``lower`` takes the model."""
     example: tuple[Any, ...]
     runs: RunsData
     expected: list[list[Interval] | None] = field(default_factory=list)
+    """For each run and output what is right; None: the oracle does not know."""
 
 
 class Sink(Protocol):

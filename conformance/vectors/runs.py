@@ -19,16 +19,15 @@ from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """One input of one run. ``array``: its name in ``inputs.npz``, in C order.
-
-    ``holds``: ``integers`` of the input's grid, or the ``values`` themselves. ``strides``: those of the memory in which
-    the input is to lie, in elements; None: it is contiguous.
-    """
+    """One input of one run."""
 
     array: str
+    """Its name in ``inputs.npz``, in C order."""
     holds: Literal["integers", "values"]
+    """``integers`` of the input's grid, or the ``values`` themselves."""
     shape: list[int]
     strides: list[int] | None = None
+    """The strides of the memory in which the input is to lie, in elements; None: it is contiguous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

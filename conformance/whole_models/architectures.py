@@ -21,18 +21,17 @@ from conformance.whole_models.zoo import Encoder, MobileNet, Recommender, ResNet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A model to build and its inputs. ``ranges``: ranges of its activations, in turn.
-
-    ``needs``: the ops that a config must claim for the model to test it. ``is_small``: a few ops, cheap enough
-    for any run.
-    """
+    """A model to build and its inputs."""
 
     name: str
     build: Callable[[], nn.Module]
     inputs: tuple[Input, ...]
     needs: tuple[Any, ...]
+    """The ops that a config must claim for the model to test it."""
     ranges: tuple[tuple[float, float], ...] = ((-1.0, 1.0),)
+    """The ranges of its activations, in turn."""
     is_small: bool = True
+    """Whether it is a few ops, cheap enough for any run."""
 
     def case(self) -> Case:
         """Return the model as a case of the suite."""

@@ -27,15 +27,13 @@ _Rank: TypeAlias = tuple[int, bool, bool, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup:
-    """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme.
-
-    ``is_exported``: in PT2E, as torch.export captures the model.
-    """
+    """How a whole model is quantized: the flow ("ptq", "qat"), the dtype of activations, the weight scheme."""
 
     flow: Flow
     activation: torch.dtype
     scheme: str
     is_exported: bool = False
+    """Whether it is quantized in PT2E, as torch.export captures the model."""
 
     def __str__(self) -> str:
         flow = "pt2e" if self.is_exported else self.flow

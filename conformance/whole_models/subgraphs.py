@@ -28,16 +28,16 @@ from refimpl.tracing import finish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subgraph:
-    """One pattern cut out. ``batches``: inputs of ``model``, with the values of the whole reference model.
-
-    ``node`` is the pattern's last one. ``moves_only``: it moves or selects values, so nothing may differ (NUM-05).
-    """
+    """One pattern cut out."""
 
     node: str
+    """The pattern's last node."""
     pattern: str
     model: GraphModule
     batches: tuple[Batch, ...]
+    """Inputs of ``model``, with the values of the whole reference model."""
     moves_only: bool
+    """Whether it moves or selects values, so nothing may differ. (NUM-05)"""
 
 
 class _Recorder(Interpreter):
@@ -75,17 +75,16 @@ def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
 
 @dataclass(eq=False)
 class _Cut:
-    """A sub-graph being cut out: the new graph, ``copies`` in it by node of the whole graph, and its inputs.
-
-    ``enters_constants``: constants that are quantized are inputs as well. A pattern that reads no data has no others.
-    """
+    """A sub-graph being cut out: the new graph, and its inputs."""
 
     reference: GraphModule
     decision: Decision
     recorded: list[dict[Node, Any]]
     enters_constants: bool = False
+    """Whether constants that are quantized are inputs as well. A pattern that reads no data has no others."""
     graph: Graph = field(default_factory=Graph)
     copies: dict[Node, Any] = field(default_factory=dict)
+    """The copies in the new graph, by node of the whole graph."""
     placeholders: list[Node] = field(default_factory=list)
     inputs: list[list[Tensor]] = field(default_factory=list)
 

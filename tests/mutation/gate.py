@@ -39,31 +39,29 @@ TOPIC = "guards"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedUnit:
-    """A claim or model whose verdict shows a fault, or that a fault of the flow leaves open.
-
-    ``pattern``: that of the claim; "" for a model. ``rule``: that of the leading check. ``guards``: the checks that
-    found something. ``failing``, ``cases``: of how many comparisons. ``max_lsb``: the largest distance, if any.
-    """
+    """A claim or model whose verdict shows a fault, or that a fault of the flow leaves open."""
 
     unit: str
     pattern: str
+    """The pattern of the claim; "" for a model."""
     verdict: Verdict
     stage: str
     rule: str
+    """The rule of the leading check."""
     guards: tuple[str, ...]
+    """The checks that found something."""
     failing: int
+    """How many comparisons fail."""
     cases: int
+    """How many comparisons there are."""
     max_lsb: float | None
+    """The largest distance, if any."""
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantRun:
-    """One mutant in one profile with one seed: the failures, and the number of claims and models.
-
-    ``blind``: the guard that was removed, or "". ``open``: claims that are neither VERIFIED nor faulty: verdict
-    and reason.
-    """
+    """One mutant in one profile with one seed: the failures, and the number of claims and models."""
 
     mutant: str
     profile: str
@@ -72,7 +70,9 @@ class MutantRun:
     units: int
     seconds: float
     blind: str = ""
+    """The guard that was removed, or ""."""
     open: tuple[str, ...] = ()
+    """The claims that are neither VERIFIED nor faulty: verdict and reason."""
 
     @property
     def is_killed(self) -> bool:
@@ -87,13 +87,14 @@ class MutantRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A mutant run to make. ``units``: the only claims and models to run; none: all that the mutant names."""
+    """A mutant run to make."""
 
     mutant: str
     profile: str
     seed: int = 0
     blind: str = ""
     units: tuple[str, ...] = ()
+    """The only claims and models to run; none: all that the mutant names."""
 
 
 def run_all(mutants: Sequence[Mutant], tasks: Sequence[Task], processes: int) -> Iterator[MutantRun]:

@@ -36,15 +36,13 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """All mutant runs of a gate: of faulty mutants one in each profile, of honest ones in each profile with each seed.
-
-    ``is_whole``: the mutants are all that the suite has, so that each check should be needed by one.
-    """
+    """All runs of a gate: of faulty mutants one in each profile, of honest ones in each profile with each seed."""
 
     mutants: tuple[Mutant, ...]
     runs: tuple[MutantRun, ...]
     removals: tuple[Removal, ...] = ()
     is_whole: bool = False
+    """Whether the mutants are all that the suite has, so that each check should be needed by one."""
 
     @property
     def profiles(self) -> tuple[str, ...]:
