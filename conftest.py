@@ -10,7 +10,7 @@ import os
 import pytest
 
 if "_ARGCOMPLETE" in os.environ:
-    from conformance.run.hooks import register_hooks
+    from fx_quant_conformance.conformance.run.hooks import register_hooks
 
     def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
         """Register the suite's hooks, which add its options."""

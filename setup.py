@@ -13,14 +13,14 @@ from setuptools.command.sdist import sdist
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from conformance.machine.release import COMMIT, read_suite_commit  # noqa: E402
+from fx_quant_conformance.conformance.machine.release import COMMIT, FOLDERS, PACKAGE, read_suite_commit  # noqa: E402
 
-FINDINGS = {Path("docs", "findings.md"): Path("backends", "findings.md")}
+FINDINGS = {Path("docs", "findings.md"): Path(PACKAGE, "backends", "findings.md")}
 
 
 def read_origin() -> str:
     """Return of which commit the packages are: git's, or what an sdist, which git does not know, says of itself."""
-    own = ROOT / COMMIT
+    own = ROOT / PACKAGE / COMMIT
     is_unpacked = own.is_file() and not (ROOT / ".git").exists()
     return own.read_text(encoding="utf-8").strip() if is_unpacked else read_suite_commit(ROOT)
 
@@ -31,7 +31,7 @@ ORIGIN = read_origin()
 
 def write_commit(folder: Path) -> None:
     """Write the commit into a folder of packages."""
-    (folder / COMMIT).write_text(f"{ORIGIN}\n", encoding="utf-8")
+    (folder / PACKAGE / COMMIT).write_text(f"{ORIGIN}\n", encoding="utf-8")
 
 
 class BuildPackages(build_py):
@@ -52,8 +52,12 @@ class SourceDistribution(sdist):
     """Adds the commit, which the wheel of an sdist cannot ask git for."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
-        """Make the folder that is packed."""
-        super().make_release_tree(base_dir, files)
+        """Make the folder that is packed: a checkout's, with the links in its package."""
+        inside = {f"{PACKAGE}/{folder}/" for folder in FOLDERS}
+        names = [name.removeprefix(f"{PACKAGE}/") if name.startswith(tuple(inside)) else name for name in files]
+        super().make_release_tree(base_dir, names)
+        for folder in FOLDERS:
+            Path(base_dir, PACKAGE, folder).symlink_to(Path("..", folder))
         write_commit(Path(base_dir))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from backends.exporting import Compiled, ExportingBackend
+from fx_quant_conformance.backends.exporting import Compiled, ExportingBackend
 
 
 class OnnxBackend(ExportingBackend):
@@ -18,12 +18,12 @@ class OnnxBackend(ExportingBackend):
 
     def warm_up(self) -> None:
         """Import the exporter; not the runtime: a forked process would wait for its threads."""
-        from backends._onnx import warm_up
+        from fx_quant_conformance.backends._onnx import warm_up
 
         warm_up()
 
     def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """Write as ONNX and load."""
-        from backends._onnx import onnx_bytes
+        from fx_quant_conformance.backends._onnx import onnx_bytes
 
         return type(self).load(onnx_bytes(program), program)

@@ -2,7 +2,7 @@
 
 A minimal backend::
 
-    from backends.base import Backend, Representation
+    from fx_quant_conformance.backends.base import Backend, Representation
 
     class MyBackend(Backend):
         name = "my_backend"
@@ -14,8 +14,8 @@ A minimal backend::
         def lower(self, reference_model, example_inputs):
             return my_compiler.compile(reference_model, example_inputs)
 
-Then ``pytest --pyargs conformance --backend=my_package.my_module:MyBackend``. Everything else has defaults.
-``conformance.vendor.register`` makes a vendor's own modules and functions buildable.
+Then ``pytest --pyargs fx_quant_conformance --backend=my_package.my_module:MyBackend``. Everything else has defaults.
+``fx_quant_conformance.register`` makes a vendor's own modules and functions buildable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from refimpl import BackendConfig
+from fx_quant_conformance.refimpl import BackendConfig
 
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
 """Names of the ways to quantize a weight, for ``Capabilities.weight_schemes``."""
@@ -96,7 +96,7 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "int": (lambda value: _is_number(value, int), "a whole number, 0 or more"),
     "float": (lambda value: _is_number(value, int, float), "a number, 0 or more"),
     "tuple[str, ...]": (_are_schemes, f"a tuple of one or more of {', '.join(WEIGHT_SCHEMES)}"),
-    "Requantize": (lambda value: isinstance(value, Requantize), "a backends.base.Requantize"),
+    "Requantize": (lambda value: isinstance(value, Requantize), "a fx_quant_conformance.Requantize"),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
 """By the annotation of a field: whether a value fits, and what to give."""
@@ -377,7 +377,7 @@ class Backend(ABC):
         """Return a PrepareCustomConfig, refimpl's or torch's, with the classes of custom modules; None: there are none.
 
         A custom module is claimed as any module is, by an entry of the config for its float class, and built by
-        ``conformance.vendor.register``. Its dtype config says what is observed around it. (CUS-01)
+        ``fx_quant_conformance.register``. Its dtype config says what is observed around it. (CUS-01)
         """
         return None
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import reduce
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from torch.fx import GraphModule
 
-from backends.base import Backend, Representation, UnsupportedPattern
-from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, format_error, list_names
-from refimpl import BackendConfig
+from fx_quant_conformance.backends.base import Backend, Representation, UnsupportedPattern
+from fx_quant_conformance.backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound, format_error, list_names
+from fx_quant_conformance.former import format_former
+from fx_quant_conformance.refimpl import BackendConfig
 
 _FAULTS = (Exception, SystemExit)  # a vendor's module that calls sys.exit() must not end the run silently
 
@@ -64,12 +64,9 @@ def find_entry_point(group: str, name: str, what: str) -> str | None:
 
 
 def _import_from_here() -> None:
-    """Make the working directory importable, as ``python -m`` does.
-
-    The suite's own packages stay first: a vendor's folder may be called ``backends`` too.
-    """
-    first = [str(Path(__file__).resolve().parent.parent), os.getcwd()]
-    sys.path[:] = [*first, *(entry for entry in sys.path if entry not in first)]
+    """Make the working directory importable, as ``python -m`` does."""
+    here = os.getcwd()
+    sys.path[:] = [here, *(entry for entry in sys.path if entry != here)]
 
 
 def _load(target: str, what: str, needs_lower: bool) -> Backend:
@@ -95,9 +92,9 @@ def _import_attribute(target: str, what: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except _FAULTS as error:
-        raise BackendNotFound(
-            f"{what}: module {module_name!r} does not import: {format_error(error)} (working directory {os.getcwd()})"
-        ) from error
+        is_former = isinstance(error, ModuleNotFoundError) and format_former(error.name or "")
+        why = is_former or f"{format_error(error)} (working directory {os.getcwd()})"
+        raise BackendNotFound(f"{what}: module {module_name!r} does not import: {why}") from error
     try:
         return reduce(getattr, path.split("."), module)
     except AttributeError:
@@ -147,7 +144,7 @@ def _backend_of(value: object, target: str) -> Backend:
     """Take an instance as it is, instantiate a class, and check that the backend is complete."""
     if _is_backend_class(value):
         if missing := sorted(value.__abstractmethods__):
-            raise BackendNotFound(f"{target} does not implement {', '.join(missing)}; see backends.base.Backend")
+            raise BackendNotFound(f"{target} does not implement {', '.join(missing)}; see fx_quant_conformance.Backend")
         name = value.__name__
         try:
             value = value()
@@ -174,4 +171,4 @@ def _format_other(value: object) -> str:
     needed = ("name", "representation", *sorted(Backend.__abstractmethods__))
     missing = [name for name in needed if not hasattr(value, name)]
     lacks = f", and without {', '.join(missing)}" if missing else ""
-    return f"it is {kind}, not derived from backends.base.Backend{lacks}; give a subclass or an instance of one"
+    return f"it is {kind}, not derived from fx_quant_conformance.Backend{lacks}; give a subclass or an instance of one"

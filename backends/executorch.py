@@ -21,13 +21,20 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from backends.base import Capabilities, Execution, UnsupportedPattern
-from backends.exporting import LIMITS as SHARED_LIMITS
-from backends.exporting import Compiled, ExportingBackend, Tensors, decompose_sparingly, leave_nothing, owner_of
-from refimpl import export_reference
-from refimpl.decomposed import OPS
-from refimpl.dtype_config import DTypeConfig
-from refimpl.native import Table
+from fx_quant_conformance.backends.base import Capabilities, Execution, UnsupportedPattern
+from fx_quant_conformance.backends.exporting import LIMITS as SHARED_LIMITS
+from fx_quant_conformance.backends.exporting import (
+    Compiled,
+    ExportingBackend,
+    Tensors,
+    decompose_sparingly,
+    leave_nothing,
+    owner_of,
+)
+from fx_quant_conformance.refimpl import export_reference
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.native import Table
 
 S8 = DTypeConfig(torch.qint8, torch.qint8)
 S8_S8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)

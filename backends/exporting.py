@@ -25,11 +25,11 @@ from torch.export import ExportedProgram, decomp_utils, exported_program
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backends.base import Backend, Representation, Taken
-from refimpl import BackendConfig
-from refimpl.exported import CALLED, OF_MODEL
-from refimpl.native import FAMILIES, Table, config_of
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends.base import Backend, Representation, Taken
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.exported import CALLED, OF_MODEL
+from fx_quant_conformance.refimpl.native import FAMILIES, Table, config_of
+from fx_quant_conformance.refimpl.patterns import pattern_name
 
 Tensors: TypeAlias = Sequence[Tensor]
 _DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions

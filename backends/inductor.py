@@ -25,11 +25,11 @@ from torch.export import ExportedProgram
 from torch.fx import symbolic_trace
 from torch.fx.experimental import _config as symbolic
 
-from backends import exporting
-from backends.base import Capabilities, Execution
-from backends.exporting import Compiled, ExportingBackend, Tensors, leave_nothing, owner_of
-from refimpl import export_reference
-from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
+from fx_quant_conformance.backends import exporting
+from fx_quant_conformance.backends.base import Capabilities, Execution
+from fx_quant_conformance.backends.exporting import Compiled, ExportingBackend, Tensors, leave_nothing, owner_of
+from fx_quant_conformance.refimpl import export_reference
+from fx_quant_conformance.refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
     "conv": (U8_S8,),

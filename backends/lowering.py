@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
-from backends.graph_text import format_graph
-from backends.quantized_form import to_quantized_form
-from refimpl import ModelError, export_reference
+from fx_quant_conformance.backends.base import Backend, Execution, Lowered, Representation, UnsupportedPattern
+from fx_quant_conformance.backends.graph_text import format_graph
+from fx_quant_conformance.backends.quantized_form import to_quantized_form
+from fx_quant_conformance.refimpl import ModelError, export_reference
 
 
 def lower_reference(

@@ -6,22 +6,22 @@ from importlib.metadata import entry_points
 
 ENTRY_POINT_GROUP = "fx_quant_conformance.backends"
 SHIPPED = {
-    "reference": "backends.reference:ReferenceBackend",
+    "reference": "fx_quant_conformance.backends.reference:ReferenceBackend",
     **{
-        f"reference-{name}": f"backends.reference:Reference{name.capitalize()}"
+        f"reference-{name}": f"fx_quant_conformance.backends.reference:Reference{name.capitalize()}"
         for name in ("native", "fbgemm", "x86", "onednn", "tensorrt", "executorch")
     },
-    "qnnpack": "backends.qnnpack:QnnpackBackend",
-    "fbgemm": "backends.fbgemm:FbgemmBackend",
-    "x86": "backends.x86:X86Backend",
-    "onednn": "backends.onednn:OnednnBackend",
-    "onnxruntime": "backends.onnxruntime:OnnxRuntimeBackend",
-    "onnx-reference": "backends.onnx_reference:OnnxReferenceBackend",
-    "openvino": "backends.openvino:OpenVinoBackend",
-    "inductor": "backends.inductor:InductorBackend",
-    "executorch": "backends.executorch:ExecuTorchBackend",
-    "pt2e-x86": "backends.pt2e_x86:Pt2eX86Backend",
-    "pt2e-xnnpack": "backends.pt2e_xnnpack:Pt2eXnnpackBackend",
+    "qnnpack": "fx_quant_conformance.backends.qnnpack:QnnpackBackend",
+    "fbgemm": "fx_quant_conformance.backends.fbgemm:FbgemmBackend",
+    "x86": "fx_quant_conformance.backends.x86:X86Backend",
+    "onednn": "fx_quant_conformance.backends.onednn:OnednnBackend",
+    "onnxruntime": "fx_quant_conformance.backends.onnxruntime:OnnxRuntimeBackend",
+    "onnx-reference": "fx_quant_conformance.backends.onnx_reference:OnnxReferenceBackend",
+    "openvino": "fx_quant_conformance.backends.openvino:OpenVinoBackend",
+    "inductor": "fx_quant_conformance.backends.inductor:InductorBackend",
+    "executorch": "fx_quant_conformance.backends.executorch:ExecuTorchBackend",
+    "pt2e-x86": "fx_quant_conformance.backends.pt2e_x86:Pt2eX86Backend",
+    "pt2e-xnnpack": "fx_quant_conformance.backends.pt2e_xnnpack:Pt2eXnnpackBackend",
 }
 
 

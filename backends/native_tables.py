@@ -17,14 +17,25 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
-from refimpl import native
-from refimpl.backend_config import BackendConfig
-from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from refimpl.errors import ConfigError
-from refimpl.fusers import fuse_bn, sequential
-from refimpl.native import DYNAMIC_F16, DYNAMIC_U8_S8, LINEAR_SWAP, U8, U8_F32, U8_S8, WEIGHT_U4, WEIGHT_U8, Module, Row
-from refimpl.patterns import Leaf, MatchAllNode
+from fx_quant_conformance.backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
+from fx_quant_conformance.refimpl import native
+from fx_quant_conformance.refimpl.backend_config import BackendConfig
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.native import (
+    DYNAMIC_F16,
+    DYNAMIC_U8_S8,
+    LINEAR_SWAP,
+    U8,
+    U8_F32,
+    U8_S8,
+    WEIGHT_U4,
+    WEIGHT_U8,
+    Module,
+    Row,
+)
+from fx_quant_conformance.refimpl.patterns import Leaf, MatchAllNode
 
 NativeName: TypeAlias = Literal["native", "qnnpack", "fbgemm", "x86", "onednn"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from backends._onnx_backend import OnnxBackend
-from backends.base import Capabilities, Execution
-from backends.exporting import LIMITS, Compiled, Tensors
-from backends.onnxruntime import PATTERNS, TABLE
+from fx_quant_conformance.backends._onnx_backend import OnnxBackend
+from fx_quant_conformance.backends.base import Capabilities, Execution
+from fx_quant_conformance.backends.exporting import LIMITS, Compiled, Tensors
+from fx_quant_conformance.backends.onnxruntime import PATTERNS, TABLE
 
 
 class Evaluated(Compiled):
@@ -28,7 +28,7 @@ class Evaluated(Compiled):
         super().__init__(program, self._run)
         from onnx.reference import ReferenceEvaluator
 
-        from backends._onnx import origins
+        from fx_quant_conformance.backends._onnx import origins
 
         self._evaluator = ReferenceEvaluator(model)
         nodes = self._evaluator.proto_.graph.node

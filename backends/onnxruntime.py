@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from backends._onnx_backend import OnnxBackend
-from backends.base import Capabilities, Execution
-from backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
-from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
+from fx_quant_conformance.backends._onnx_backend import OnnxBackend
+from fx_quant_conformance.backends.base import Capabilities, Execution
+from fx_quant_conformance.backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
+from fx_quant_conformance.refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
     "conv": (U8_S8,),
@@ -106,7 +106,7 @@ class OnnxRuntimeBackend(OnnxBackend):
             return None
         import onnx
 
-        from backends._onnx import origins, sources
+        from fx_quant_conformance.backends._onnx import origins, sources
 
         with TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from backends._onnx_backend import OnnxBackend
-from backends.base import Capabilities, Execution
-from backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
-from refimpl.native import U8, U8_S8, Table
+from fx_quant_conformance.backends._onnx_backend import OnnxBackend
+from fx_quant_conformance.backends.base import Capabilities, Execution
+from fx_quant_conformance.backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
+from fx_quant_conformance.refimpl.native import U8, U8_S8, Table
 
 TABLE: Table = {
     **dict.fromkeys(("conv", "linear"), (U8_S8,)),
@@ -95,7 +95,7 @@ class OpenVinoBackend(OnnxBackend):
         """Read the precision of each layer off the runtime model."""
         if not isinstance(lowered, CompiledModel):
             return None
-        from backends._onnx import results, sources
+        from fx_quant_conformance.backends._onnx import results, sources
 
         layers = lowered.compiled.get_runtime_model().get_ordered_ops()
         return read_execution(layers, sources(lowered.model), results(lowered.model), lowered.ops)

@@ -1,6 +1,6 @@
 """torchao's X86InductorQuantizer and TorchInductor: what PT2E gives to a user of an x86 CPU.
 
-The claims are what the Quantizer annotates, read off it by ``python -m conformance claims-of`` (`pt2e_x86_config`).
+The claims are what the Quantizer annotates, read off it by ``fx-quant-conformance claims-of`` (`pt2e_x86_config`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends import pt2e_x86_config
-from backends.base import Capabilities, QuantizerRequest
-from backends.exporting import ExportingBackend
-from backends.inductor import InductorBackend
-from refimpl import BackendConfig
+from fx_quant_conformance.backends import pt2e_x86_config
+from fx_quant_conformance.backends.base import Capabilities, QuantizerRequest
+from fx_quant_conformance.backends.exporting import ExportingBackend
+from fx_quant_conformance.backends.inductor import InductorBackend
+from fx_quant_conformance.refimpl import BackendConfig
 
 
 def make_quantizer(*, is_qat: bool = False, is_dynamic: bool = False) -> Any:

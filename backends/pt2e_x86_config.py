@@ -1,7 +1,7 @@
 """The BackendConfig that a Quantizer amounts to, to be read before it is claimed.
 
 Quantizer: torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer
-Command: python -m conformance claims-of --name=pt2e-x86 --line-length=120 backends.pt2e_x86:make_quantizer
+Command: fx-quant-conformance claims-of --name=pt2e-x86 --line-length=120 backends.pt2e_x86:make_quantizer
   backends.pt2e_x86:make_dynamic --qat backends.pt2e_x86:make_qat --qat backends.pt2e_x86:make_dynamic_qat
 Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.2.0
 Flow of make_quantizer: prepare_pt2e, in eval mode; 55 of 268 patterns are annotated.
@@ -22,8 +22,8 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
-from refimpl import (
+from fx_quant_conformance.backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
@@ -31,7 +31,7 @@ from refimpl import (
     MatchAllNode,
     ObservationType,
 )
-from refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
 
 NAME = "pt2e-x86"
 WEIGHT_SCHEMES = ("per_channel_symmetric",)

@@ -1,6 +1,6 @@
 """executorch's XNNPACKQuantizer and ExecuTorch with XNNPACK's delegate: what PT2E gives to a user of that runtime.
 
-The claims are what the Quantizer annotates, read off it by ``python -m conformance claims-of`` (`pt2e_xnnpack_config`).
+The claims are what the Quantizer annotates, read off it by ``fx-quant-conformance claims-of`` (`pt2e_xnnpack_config`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends import pt2e_xnnpack_config
-from backends.base import Capabilities, QuantizerRequest
-from backends.executorch import ExecuTorchBackend
-from refimpl import BackendConfig
+from fx_quant_conformance.backends import pt2e_xnnpack_config
+from fx_quant_conformance.backends.base import Capabilities, QuantizerRequest
+from fx_quant_conformance.backends.executorch import ExecuTorchBackend
+from fx_quant_conformance.refimpl import BackendConfig
 
 
 def make_quantizer(*, is_per_channel: bool = True, is_qat: bool = False, is_dynamic: bool = False) -> Any:

@@ -1,7 +1,7 @@
 """The BackendConfig that a Quantizer amounts to, to be read before it is claimed.
 
 Quantizer: executorch.backends.xnnpack.quantizer.xnnpack_quantizer.XNNPACKQuantizer
-Command: python -m conformance claims-of --name=pt2e-xnnpack --line-length=120 backends.pt2e_xnnpack:make_quantizer
+Command: fx-quant-conformance claims-of --name=pt2e-xnnpack --line-length=120 backends.pt2e_xnnpack:make_quantizer
   backends.pt2e_xnnpack:make_per_tensor backends.pt2e_xnnpack:make_dynamic backends.pt2e_xnnpack:make_dynamic_per_tensor
   --qat backends.pt2e_xnnpack:make_qat --qat backends.pt2e_xnnpack:make_qat_per_tensor --qat
   backends.pt2e_xnnpack:make_dynamic_qat --qat backends.pt2e_xnnpack:make_dynamic_qat_per_tensor
@@ -28,8 +28,14 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ObservationType,
+)
+from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
 
 NAME = "pt2e-xnnpack"
 WEIGHT_SCHEMES = ("per_channel_symmetric", "per_tensor_symmetric")

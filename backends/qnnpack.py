@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from backends.base import Capabilities
-from backends.torch_engine import TorchEngineBackend, batched_pools
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.torch_engine import TorchEngineBackend, batched_pools
 
 
 class QnnpackBackend(TorchEngineBackend):

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch.fx import GraphModule
 
-from backends.base import WEIGHT_SCHEMES, Backend, Capabilities, Representation
-from backends.native_tables import NativeName, native_config
-from refimpl import BackendConfig
-from refimpl.backend_config import as_backend_config
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, Backend, Capabilities, Representation
+from fx_quant_conformance.backends.native_tables import NativeName, native_config
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.patterns import pattern_name
 
 
 class ReferenceBackend(Backend):

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
-from backends.base import Backend, Capabilities, Execution, Representation, Taken
-from backends.native_tables import native_config
-from refimpl import BackendConfig, lower
-from refimpl.lower import NOT_LOWERED
-from refimpl.lower_calls import REQUANTIZE
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation, Taken
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.refimpl import BackendConfig, lower
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.lower_calls import REQUANTIZE
+from fx_quant_conformance.refimpl.patterns import leaf_name
 
 
 @contextmanager

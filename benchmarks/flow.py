@@ -38,9 +38,9 @@ from torch import Tensor, nn
 from torch.ao.quantization import observer, qconfig, qconfig_mapping
 from torch.fx import symbolic_trace
 
-import refimpl
 from benchmarks.architectures import ARCHITECTURES
-from refimpl.histogram import HistogramObserver
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.histogram import HistogramObserver
 
 NODES_PER_BLOCK = 8
 STAGES = ("prepare", "prepare + call", "reference", "lowered")

@@ -24,8 +24,8 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 from tabulate import tabulate
 
-from reports.html import render_html
-from reports.results import Results, read_results
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.results import Results, read_results
 
 RUN = Path(__file__).parents[1] / "docs" / "results" / "qnnpack.jsonl.xz"
 TESTS = """

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 from torchao.quantization.pt2e import move_exported_model_to_eval
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-import refimpl
-from conformance.claims.inputs import Batch
-from conformance.stages.calibration import forget_ranges
-from refimpl.exported import Unnamed, fold_weights
-from refimpl.pt2e import BackendConfigQuantizer
-from refimpl.tracing import attribute_of
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.stages.calibration import forget_ranges
+from fx_quant_conformance.refimpl.exported import Unnamed, fold_weights
+from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 # -- the two flows -----------------------------------------------------------------------------------------------------
 

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from backends.discovery import find_backend
-from backends.names import format_error
 from benchmarks.pt2e_reasons import REASONS, Reason, Trial, compare, find_reason, trial_of
-from conformance.annotations.remembered import remember_patterns
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.plan import plan_cases
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.plan import plan_cases
 
 CONFIGS = ("native", "fbgemm", "x86", "qnnpack", "onednn", "tensorrt", "executorch")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "pt2e.md"

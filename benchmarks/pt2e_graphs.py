@@ -28,19 +28,19 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-from backends.discovery import find_backend
-from backends.names import format_error
 from benchmarks.pt2e_both import convert_both, export_float, find_difference
 from benchmarks.pt2e_flows import CONFIGS, name_backend
-from conformance.annotations.remembered import remember_patterns
-from conformance.claims.build import build_model
-from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
-from conformance.fuzz.search import make_chooser
-from conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
-from refimpl import BackendConfig, QConfigMapping
-from refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
+from fx_quant_conformance.conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
+from fx_quant_conformance.conformance.fuzz.search import make_chooser
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
+from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
+from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
 
 WITHOUT_OP = ("nn.Identity", ".contiguous")
 """Patterns for which export may write no op, so that PT2E has nothing to quantize."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import refimpl
 from benchmarks.pt2e_both import Both, convert_both, find_difference
-from conformance.claims.build import build_model
-from conformance.claims.case import Case
-from conformance.claims.claim import FLOAT_QPARAMS, Claim
-from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.stages.calibration import leaves_of, mapping_for
-from refimpl.patterns import leaves
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import FLOAT_QPARAMS, Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
+from fx_quant_conformance.conformance.stages.calibration import leaves_of, mapping_for
+from fx_quant_conformance.refimpl.patterns import leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections import defaultdict
 import grimp
 from tabulate import tabulate
 
-PACKAGES = ("refimpl", "conformance", "backends", "reports")
+PACKAGE = "fx_quant_conformance"
 
 
 def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
@@ -25,8 +25,8 @@ def circles(graph: grimp.ImportGraph) -> set[frozenset[str]]:
 
 def room_of(module: str, packages: set[str]) -> str:
     """Name the room of a module; of one that lies beside the rooms, its package."""
-    first, *rest = module.split(".")
-    return f"{first}.{rest[0]}" if rest and f"{first}.{rest[0]}" in packages else first
+    _, first, *rest = *module.split("."), ""
+    return f"{first}.{rest[0]}" if rest and f"{PACKAGE}.{first}.{rest[0]}" in packages else first
 
 
 def rooms(graph: grimp.ImportGraph) -> dict[str, tuple[int, list[str]]]:
@@ -45,7 +45,7 @@ def rooms(graph: grimp.ImportGraph) -> dict[str, tuple[int, list[str]]]:
 
 def main() -> None:
     """Print a row for each room, and the circles."""
-    graph = grimp.build_graph(*PACKAGES)
+    graph = grimp.build_graph(PACKAGE)
     rows = [[room, count, ", ".join(others)] for room, (count, others) in rooms(graph).items()]
     print(tabulate(rows, headers=["room", "modules", "imports"]))
     found = circles(graph)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from reports.results import Results, read_results
+from fx_quant_conformance.reports.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,4 +1,7 @@
-"""The suite: every claim of a backend's config taken through the flow and judged, as pytest tests."""
+"""The suite: every claim of a backend's config taken through the flow and judged, as pytest tests.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 import os
 

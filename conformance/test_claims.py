@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.machine.process import own_peak_mib
-from conformance.run.judging import open_workplaces, rows_of
-from conformance.run.outline import Unit
-from conformance.run.recorder import PAYLOAD
-from conformance.run.session import run_of
-from conformance.run.workplaces import Workplaces
-from reports.codec import line_of
-from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Judged, ModelResult
-from reports.text import show
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.process import own_peak_mib
+from fx_quant_conformance.conformance.run.judging import open_workplaces, rows_of
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.recorder import PAYLOAD
+from fx_quant_conformance.conformance.run.session import run_of
+from fx_quant_conformance.conformance.run.workplaces import Workplaces
+from fx_quant_conformance.reports.codec import line_of
+from fx_quant_conformance.reports.results import leading_check
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Judged, ModelResult
+from fx_quant_conformance.reports.text import show
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 @pytest.fixture(scope="session")

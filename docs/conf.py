@@ -14,8 +14,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from reports.compare import render_board  # noqa: E402  # of this checkout
-from reports.results import read_results  # noqa: E402
+from fx_quant_conformance.reports.compare import render_board  # noqa: E402  # of this checkout
+from fx_quant_conformance.reports.results import read_results  # noqa: E402
 
 project = "FX Quantization Conformance Suite"
 extensions = ["sphinx.ext.autodoc", "myst_parser"]

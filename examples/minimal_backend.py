@@ -11,8 +11,8 @@ import torch
 import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
 
-from backends.base import Backend, Representation
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.backends.base import Backend, Representation
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 
 INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)
 

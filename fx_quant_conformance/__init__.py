@@ -1,6 +1,56 @@
-"""The doors of the installed suite: a plugin for ``pytest --pyargs conformance``, and the console command.
+"""The suite's package, and what a vendor's own code imports from it: the contract, and `register`.
 
-pytest loads the plugin in every project of an environment. Therefore nothing here imports a module of another package
-before it is asked for: a project may have a ``conformance`` or ``reports`` of its own. PYTEST_DONT_REWRITE: the command
-is imported before pytest, which would warn that it is too late to rewrite the package's assertions.
+pytest loads the plugin in every project of an environment, so that nothing here imports torch before it is asked for.
+PYTEST_DONT_REWRITE: the command is imported before pytest, which would warn that it is too late to rewrite assertions.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fx_quant_conformance.backends.base import (
+        Backend,
+        Capabilities,
+        Execution,
+        Lowered,
+        QuantizerRequest,
+        Representation,
+        Requantize,
+        RoundingMode,
+        UnsupportedPattern,
+    )
+    from fx_quant_conformance.conformance.claims.registry import register
+    from fx_quant_conformance.conformance.ops.op_model import Input, Role
+    from fx_quant_conformance.conformance.own_models.given import GivenModel
+
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "Execution",
+    "GivenModel",
+    "Input",
+    "Lowered",
+    "QuantizerRequest",
+    "Representation",
+    "Requantize",
+    "Role",
+    "RoundingMode",
+    "UnsupportedPattern",
+    "register",
+]
+_HOMES = {
+    "GivenModel": "conformance.own_models.given",
+    "Input": "conformance.ops.op_model",
+    "Role": "conformance.ops.op_model",
+    "register": "conformance.claims.registry",
+}
+"""The modules that names come from, if not from the contract."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a vendor's code asks for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'backends.base')}"), name)

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """``python -m fx_quant_conformance``: the console command, where its folder is not on the path."""
 
 # ruff: noqa: E402
@@ -8,7 +9,7 @@ import sys
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if __name__ == "__main__" and sys.argv[1:2] == ["report"] and os.getcwd() != _HERE:
-    # As in reports/__main__.py: nothing is imported from the current folder, which may be a certificate's.
+    # Python looks for modules in the current folder, which may be a certificate's: nothing is imported from there.
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
 
 from fx_quant_conformance.door import main

@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
-"""``fx-quant-conformance``: one command for all that the suite does. It passes its arguments on, and parses none.
+"""``fx-quant-conformance``: the one command of the suite, and its parser.
 
-Exit status: that of what it calls (docs/options.md, docs/reports.md); 4 for a command that there is not.
+Exit status: that of a command (docs/options.md, docs/reports.md); 4 for a usage error, and for what is gone.
 """
 
 from __future__ import annotations
@@ -10,116 +10,132 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 NAME = "fx-quant-conformance"
+SUITE = "fx_quant_conformance"
+"""What pytest is asked to run: ``pytest --pyargs fx_quant_conformance``."""
 USAGE = 4
 _HELP = """\
-commands:
-  certify --backend=NAME [OPTION...]
-                        run the suite on a backend: pytest --pyargs conformance, with all options of pytest;
-                        writes results and a report, and ends with pytest's status (no certificate: see below)
-  init NAME             write the package of a backend that runs at once
-  expect RESULTS.jsonl  write the verdicts of a run as those to expect of a shipped backend
-  claims-of MODULE:QUANTIZER
-                        write the BackendConfig that a torchao Quantizer amounts to
-  export --backend=NAME -o DIR
-                        write models and inputs as files, for a device that cannot run Python, and what is right
-  run DEVICE OUT --backend=NAME
-                        run such files by a backend in Python, in a process of its own
-  judge DIR OUT         judge what a device handed in for them
-  report COMMAND        make reports and comparisons from results files: render, markdown, compare, diff,
-                        merge; "report certify RESULTS.jsonl -o DIR" writes the certificate of a run that passed,
-                        and "report verify DIR" checks one
-
-Each command has a --help of its own."""
+Each command has a --help of its own. certify takes all options of pytest, writes results and a report, and ends with
+pytest's status. The certificate of a run that passed is written by "report certify RESULTS.jsonl -o DIR"."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _make_parser()
-    if "_ARGCOMPLETE" in os.environ:
-        words = _complete(parser)
+    asked = _read_completed() if "_ARGCOMPLETE" in os.environ else words
+    if asked[:1] == ["certify"] and (words or len(asked) > 1):
+        return _certify(words[1:])
+    from fx_quant_conformance.reports.completion import complete
+
+    parser = make_parser(asked)
+    complete(parser)
+    if gone := _find_removed(words):
+        print(f"{NAME}: {gone}", file=sys.stderr)
+        return USAGE
     try:
-        options = parser.parse_args(words[:1])
-        if options.version:
-            print(_format_version())
-            return 0
-        if options.command is None:
-            parser.error(f"give a command: {', '.join(_COMMANDS)}")
+        options = parser.parse_args(words)
     except SystemExit as end:
         return USAGE if end.code else 0
-    return _COMMANDS[options.command](words)
+    if options.version:
+        print(_format_version())
+        return 0
+    if options.command is None:
+        parser.print_usage(sys.stderr)
+        print(f"{NAME}: error: give a command: {', '.join(_ADDED)}", file=sys.stderr)
+        return USAGE
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser for a command line; of other commands than its first word it has the names and help only."""
     parser = argparse.ArgumentParser(
         prog=NAME,
-        usage=f"{NAME} [-h | --version] COMMAND ...",
         epilog=_HELP,
         description="Certifies the claims of a PyTorch FX BackendConfig against a backend's kernels.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print version and commit of the suite, and exit")
-    parser.add_argument("command", nargs="?", choices=tuple(_COMMANDS), metavar="COMMAND", help="one of those below")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=NAME)
+    for name, (text, add) in _ADDED.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if words[:1] == [name]:
+            add(command)
     return parser
+
+
+def _add_certify(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: what follows is pytest's."""
+
+
+def _add_suites(name: str) -> Callable[[argparse.ArgumentParser], None]:
+    def add(parser: argparse.ArgumentParser) -> None:
+        from fx_quant_conformance.conformance.commands import ADD
+
+        ADD[name](parser)
+
+    return add
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    from fx_quant_conformance.reports.commands import add_commands
+
+    add_commands(parser)
+
+
+_ADDED: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "certify": (f"run the suite on a backend, as pytest --pyargs {SUITE} --backend=NAME does", _add_certify),
+    "init": ("write the package of a backend that runs at once", _add_suites("init")),
+    "claims-of": ("write the BackendConfig that a torchao Quantizer amounts to", _add_suites("claims-of")),
+    "export": ("write models and inputs as files, for a device that cannot run Python", _add_suites("export")),
+    "run": ("run such files by a backend in Python, in a process of its own", _add_suites("run")),
+    "judge": ("judge what a device handed in for them", _add_suites("judge")),
+    "report": ("make reports, comparisons and certificates from results files", _add_report),
+}
+"""The commands: what help says, and what adds their arguments, which imports no more than the command needs."""
+
+
+def _find_removed(words: Sequence[str]) -> str:
+    """Say what of a line is gone, and what to do instead; "" if nothing is."""
+    from fx_quant_conformance.reports.completion import find_removed
+
+    if words[:1] != ["report"]:
+        return find_removed(words, _REMOVED)
+    from fx_quant_conformance.reports.commands import REMOVED
+
+    return find_removed(words[1:], REMOVED)
+
+
+_REMOVED = {
+    "describe": f"{NAME} report verify DIR --rerun=N runs N claims of a certificate again",
+    "expect": f"{NAME} report baseline writes what a run is known to give",
+}
+"""Commands of earlier versions, and what to do instead."""
 
 
 def _certify(words: Sequence[str]) -> int:
     import pytest
 
-    return int(pytest.main(["--pyargs", "conformance", *words[1:]]))
-
-
-def _ask_suite(words: Sequence[str]) -> int:
-    from conformance.__main__ import main as ask
-
-    return ask(words, prog=NAME)
-
-
-def _report(words: Sequence[str]) -> int:
-    from reports.__main__ import main as report
-
-    return report(words[1:], prog=f"{NAME} report")
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "certify": _certify,
-    "init": _ask_suite,
-    "expect": _ask_suite,
-    "describe": _ask_suite,
-    "export": _ask_suite,
-    "run": _ask_suite,
-    "judge": _ask_suite,
-    "claims-of": _ask_suite,
-    "report": _report,
-}
-"""What answers each command; the suite says what stands for ``describe``, which is gone."""
+    if "_ARGCOMPLETE" in os.environ:  # it says how many words name the program: pytest answers for one more
+        os.environ["_ARGCOMPLETE"] = str(int(os.environ["_ARGCOMPLETE"]) + 1)
+    return int(pytest.main(["--pyargs", SUITE, *words]))
 
 
 def _format_version() -> str:
-    from conformance.machine.release import find_change, read_suite_commit, read_suite_version
+    from fx_quant_conformance.conformance.machine.release import (
+        ROOT,
+        find_change,
+        read_suite_commit,
+        read_suite_version,
+    )
 
-    root = Path(__file__).resolve().parents[1]
-    change = find_change(root)
-    text = f"{NAME} {read_suite_version(root)}, commit {read_suite_commit(root)}"
+    change = find_change(ROOT)
+    text = f"{NAME} {read_suite_version(ROOT)}, commit {read_suite_commit(ROOT)}"
     return f"{text} ({change})" if change else text
 
 
-def _complete(parser: argparse.ArgumentParser) -> list[str]:
-    """Answer the shell's question for a command, and end the process; return the command that answers any other.
-
-    The variable says how many words of the line name the program: a command that asks another program is one more.
-    """
-    start, line = int(os.environ["_ARGCOMPLETE"]), os.environ["COMP_LINE"]
-    before = line[: int(os.environ["COMP_POINT"])]
-    given = before.split()[start:]
-    if given[:1] and given[0] in _COMMANDS and (given[1:] or before[-1:].isspace()):
-        if given[0] in ("certify", "report"):
-            os.environ["_ARGCOMPLETE"] = str(start + 1)
-        return given[:1]
-    from reports.completion import complete
-
-    complete(parser)
-    return []
+def _read_completed() -> list[str]:
+    """Return the words after the command's name of the line that the shell asks about; "" stands for a new one."""
+    start, before = int(os.environ["_ARGCOMPLETE"]), os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    return [*before.split()[start:], *[""] * before[-1:].isspace()]

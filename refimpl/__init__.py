@@ -4,32 +4,35 @@ The front door has torch's names and signatures, so that a vendor swaps one impo
 project's specification (docs/spec.md); the code names the rule at the line that decides.
 """
 
-import refimpl.releases  # noqa: F401  # first: it says what is missing in a torch that cannot serve
-from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
-from refimpl.convert import (
+from fx_quant_conformance.former import check_name
+
+# first: it says what is missing in a torch that cannot serve
+from fx_quant_conformance.refimpl import releases as _  # noqa: F401
+from fx_quant_conformance.refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from fx_quant_conformance.refimpl.convert import (
     _convert_to_reference_decomposed_fx,
     convert_to_reference_decomposed_fx,
     convert_to_reference_fx,
 )
-from refimpl.custom_config import (
+from fx_quant_conformance.refimpl.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
     PrepareCustomConfig,
     QuantType,
     StandaloneModuleConfigEntry,
 )
-from refimpl.default_qconfigs import (
+from fx_quant_conformance.refimpl.default_qconfigs import (
     get_default_qat_qconfig,
     get_default_qat_qconfig_mapping,
     get_default_qconfig,
     get_default_qconfig_mapping,
 )
-from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
-from refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
-from refimpl.explain import DecisionLog
-from refimpl.exported import export_reference
-from refimpl.fake_quantize import (
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
+from fx_quant_conformance.refimpl.explain import DecisionLog
+from fx_quant_conformance.refimpl.exported import export_reference
+from fx_quant_conformance.refimpl.fake_quantize import (
     FakeQuantize,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
@@ -38,11 +41,11 @@ from refimpl.fake_quantize import (
     enable_fake_quant,
     enable_observer,
 )
-from refimpl.fuse import fuse_fx
-from refimpl.histogram import HistogramObserver
-from refimpl.lower import convert_fx, lower
-from refimpl.native import default_backend_config
-from refimpl.observers import (
+from fx_quant_conformance.refimpl.fuse import fuse_fx
+from fx_quant_conformance.refimpl.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.lower import convert_fx, lower
+from fx_quant_conformance.refimpl.native import default_backend_config
+from fx_quant_conformance.refimpl.observers import (
     FixedQParamsObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -51,10 +54,10 @@ from refimpl.observers import (
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from refimpl.patterns import MatchAllNode
-from refimpl.prepare import prepare_fx, prepare_qat_fx
-from refimpl.qconfig import QConfig, QConfigMapping
-from refimpl.quality import LayerQuality, QualityReport, explain
+from fx_quant_conformance.refimpl.patterns import MatchAllNode
+from fx_quant_conformance.refimpl.prepare import prepare_fx, prepare_qat_fx
+from fx_quant_conformance.refimpl.qconfig import QConfig, QConfigMapping
+from fx_quant_conformance.refimpl.quality import LayerQuality, QualityReport, explain
 
 __all__ = [  # noqa: RUF022
     "BackendConfig",
@@ -110,3 +113,5 @@ __all__ = [  # noqa: RUF022
     "prepare_fx",
     "prepare_qat_fx",
 ]
+
+check_name(__name__)

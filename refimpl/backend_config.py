@@ -12,10 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from refimpl.dtype_config import DTypeConfig
-from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
-from refimpl.forms import CALLABLE, CLASS, INTEGER, STRING, Form, coerce, dict_of, list_of, optional
-from refimpl.patterns import Pattern, complex_normal_form, leaf_name, leaves, normal_form, pattern_name
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from fx_quant_conformance.refimpl.forms import (
+    CALLABLE,
+    CLASS,
+    INTEGER,
+    STRING,
+    Form,
+    coerce,
+    dict_of,
+    list_of,
+    optional,
+)
+from fx_quant_conformance.refimpl.patterns import (
+    Pattern,
+    complex_normal_form,
+    leaf_name,
+    leaves,
+    normal_form,
+    pattern_name,
+)
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11

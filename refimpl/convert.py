@@ -9,21 +9,21 @@ from dataclasses import replace
 
 from torch.fx import GraphModule
 
-from refimpl.convert_mapping import find_float_decisions
-from refimpl.convert_walk import ConvertWalk
-from refimpl.custom_config import ConvertCustomConfig
-from refimpl.emit import Decomposed, Emitter, QuantizedTensors
-from refimpl.equalize import EQUALIZATION, convert_equalization
-from refimpl.errors import ModelError, warn_user
-from refimpl.forms import read_flag
-from refimpl.grid_losses import find_losses, warn_of_losses
-from refimpl.infinite import find_infinite_matches
-from refimpl.invariants import check_graph
-from refimpl.modes import MODE_DIFFERENCE
-from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Plan
-from refimpl.prepare import PREPARED, Prepared, references_of
-from refimpl.reference import remove_qconfig
-from refimpl.tracing import CONVERTED, add_notes, draft_of, finish, no_collection, notes_of
+from fx_quant_conformance.refimpl.convert_mapping import find_float_decisions
+from fx_quant_conformance.refimpl.convert_walk import ConvertWalk
+from fx_quant_conformance.refimpl.custom_config import ConvertCustomConfig
+from fx_quant_conformance.refimpl.emit import Decomposed, Emitter, QuantizedTensors
+from fx_quant_conformance.refimpl.equalize import EQUALIZATION, convert_equalization
+from fx_quant_conformance.refimpl.errors import ModelError, warn_user
+from fx_quant_conformance.refimpl.forms import read_flag
+from fx_quant_conformance.refimpl.grid_losses import find_losses, warn_of_losses
+from fx_quant_conformance.refimpl.infinite import find_infinite_matches
+from fx_quant_conformance.refimpl.invariants import check_graph
+from fx_quant_conformance.refimpl.modes import MODE_DIFFERENCE
+from fx_quant_conformance.refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Plan
+from fx_quant_conformance.refimpl.prepare import PREPARED, Prepared, references_of
+from fx_quant_conformance.refimpl.reference import remove_qconfig
+from fx_quant_conformance.refimpl.tracing import CONVERTED, add_notes, draft_of, finish, no_collection, notes_of
 
 
 def convert_to_reference_fx(

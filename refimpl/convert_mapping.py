@@ -5,10 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from refimpl.errors import QConfigError
-from refimpl.plan import Plan
-from refimpl.prepare import name_types
-from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig, as_qconfig_mapping
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.plan import Plan
+from fx_quant_conformance.refimpl.prepare import name_types
+from fx_quant_conformance.refimpl.qconfig import (
+    QConfig,
+    QConfigMapping,
+    QConfigResolver,
+    as_qconfig,
+    as_qconfig_mapping,
+)
 
 
 def find_float_decisions(plan: Plan, prepared: QConfigMapping, value: object | None) -> frozenset[str]:

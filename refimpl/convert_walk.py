@@ -18,19 +18,26 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from refimpl.custom_config import ConvertCustomConfig
-from refimpl.decide import quant_type_of
-from refimpl.dtype_choice import is_observed_dtype
-from refimpl.emit import Decomposed, Emitter
-from refimpl.errors import ConfigError, ModelError, QConfigError, blame
-from refimpl.graph_modules import ModeConstant, free_name
-from refimpl.part_reads import PartReads
-from refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
-from refimpl.prepare import Prepared
-from refimpl.qparams import is_quantized_dtype
-from refimpl.reference import add_qconfig, float_module_of, make_reference, measure_weights, refuse_nan, swap_module
-from refimpl.reference_convs import settle_size
-from refimpl.tracing import attribute_of, class_of, compute_constants, find_constants, is_effect
+from fx_quant_conformance.refimpl.custom_config import ConvertCustomConfig
+from fx_quant_conformance.refimpl.decide import quant_type_of
+from fx_quant_conformance.refimpl.dtype_choice import is_observed_dtype
+from fx_quant_conformance.refimpl.emit import Decomposed, Emitter
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, blame
+from fx_quant_conformance.refimpl.graph_modules import ModeConstant, free_name
+from fx_quant_conformance.refimpl.part_reads import PartReads
+from fx_quant_conformance.refimpl.plan import LSTM_RESULT, Decision, Plan, Slot
+from fx_quant_conformance.refimpl.prepare import Prepared
+from fx_quant_conformance.refimpl.qparams import is_quantized_dtype
+from fx_quant_conformance.refimpl.reference import (
+    add_qconfig,
+    float_module_of,
+    make_reference,
+    measure_weights,
+    refuse_nan,
+    swap_module,
+)
+from fx_quant_conformance.refimpl.reference_convs import settle_size
+from fx_quant_conformance.refimpl.tracing import attribute_of, class_of, compute_constants, find_constants, is_effect
 
 
 @dataclass(eq=False)

@@ -7,10 +7,22 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from refimpl.backend_config import BackendConfig, as_backend_config
-from refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
-from refimpl.forms import ANYTHING, CLASS, INTEGER, STRING, Form, coerce, dict_of, instance_of, list_of, row_of, show
-from refimpl.qconfig import QConfigMapping, as_qconfig_mapping
+from fx_quant_conformance.refimpl.backend_config import BackendConfig, as_backend_config
+from fx_quant_conformance.refimpl.errors import ConfigError, reject_unknown_keys, warn_dict_form
+from fx_quant_conformance.refimpl.forms import (
+    ANYTHING,
+    CLASS,
+    INTEGER,
+    STRING,
+    Form,
+    coerce,
+    dict_of,
+    instance_of,
+    list_of,
+    row_of,
+    show,
+)
+from fx_quant_conformance.refimpl.qconfig import QConfigMapping, as_qconfig_mapping
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11

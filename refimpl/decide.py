@@ -12,21 +12,28 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
-from refimpl.custom_config import PrepareCustomConfig, QuantType, StandaloneModuleConfigEntry
-from refimpl.dtype_choice import ObserverFacts, ObserverReader, Refusal, choose_dtype_config
-from refimpl.dtype_config import DTypeConfig
-from refimpl.errors import QConfigError, blame
-from refimpl.example_run import Examples
-from refimpl.graph_modules import free_names
-from refimpl.infinite import find_infinite_values
-from refimpl.matching import Match, find_matches
-from refimpl.patterns import leaf_name
-from refimpl.placing import Placer, find_tuple_elements, find_weight_arguments
-from refimpl.plan import DIFFERENT, LSTM_RESULT, OBSERVER_PREFIX, Decision, Kind, Place, Plan
-from refimpl.qconfig import GLOBAL, QConfig, QConfigMapping, QConfigResolver, ResolvedQConfig, as_qconfig
-from refimpl.tracing import CALLS, Places, find_constants, positional_arguments_of
-from refimpl.values import find_float_tensors
+from fx_quant_conformance.refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from fx_quant_conformance.refimpl.custom_config import PrepareCustomConfig, QuantType, StandaloneModuleConfigEntry
+from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, ObserverReader, Refusal, choose_dtype_config
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.errors import QConfigError, blame
+from fx_quant_conformance.refimpl.example_run import Examples
+from fx_quant_conformance.refimpl.graph_modules import free_names
+from fx_quant_conformance.refimpl.infinite import find_infinite_values
+from fx_quant_conformance.refimpl.matching import Match, find_matches
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.placing import Placer, find_tuple_elements, find_weight_arguments
+from fx_quant_conformance.refimpl.plan import DIFFERENT, LSTM_RESULT, OBSERVER_PREFIX, Decision, Kind, Place, Plan
+from fx_quant_conformance.refimpl.qconfig import (
+    GLOBAL,
+    QConfig,
+    QConfigMapping,
+    QConfigResolver,
+    ResolvedQConfig,
+    as_qconfig,
+)
+from fx_quant_conformance.refimpl.tracing import CALLS, Places, find_constants, positional_arguments_of
+from fx_quant_conformance.refimpl.values import find_float_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

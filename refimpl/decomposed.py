@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from refimpl.errors import RefimplError
-from refimpl.qparams import compute_qparams
-from refimpl.releases import find_torchs
+from fx_quant_conformance.refimpl.errors import RefimplError
+from fx_quant_conformance.refimpl.qparams import compute_qparams
+from fx_quant_conformance.refimpl.releases import find_torchs
 
 NAMESPACE = "quantized_decomposed"
 OPS = getattr(torch.ops, NAMESPACE)

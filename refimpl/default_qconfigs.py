@@ -12,10 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.errors import QConfigError
-from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
-from refimpl.histogram import HistogramObserver
-from refimpl.observers import (
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.fake_quantize import (
+    FakeQuantize,
+    FixedQParamsFakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+)
+from fx_quant_conformance.refimpl.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers import (
     FixedQParamsObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -25,7 +29,7 @@ from refimpl.observers import (
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from refimpl.qconfig import QConfig, QConfigMapping
+from fx_quant_conformance.refimpl.qconfig import QConfig, QConfigMapping
 
 _TENSOR: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_tensor_symmetric}
 _CHANNEL: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from refimpl.errors import QConfigError, blame
-from refimpl.qconfig import QConfig
-from refimpl.qparams import is_quantized_dtype
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.errors import QConfigError, blame
+from fx_quant_conformance.refimpl.qconfig import QConfig
+from fx_quant_conformance.refimpl.qparams import is_quantized_dtype
 
 Violation: TypeAlias = tuple[str, str, object, object]  # rule, property, the value found, the bound
 Misfit: TypeAlias = tuple[str, str, str, object, object]  # rule, role, where, the value found, the bound

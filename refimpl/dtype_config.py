@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from refimpl.errors import ConfigError, reject_unknown_keys
-from refimpl.forms import NUMBER, coerce, instance_of, optional
+from fx_quant_conformance.refimpl.errors import ConfigError, reject_unknown_keys
+from fx_quant_conformance.refimpl.forms import NUMBER, coerce, instance_of, optional
 
 _DTYPE = optional(instance_of(torch.dtype, "a torch.dtype"))
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import QConfigError, blame
-from refimpl.graph_modules import free_names
-from refimpl.observers import asks_whole_range
-from refimpl.plan import Slot
-from refimpl.qparams import QParams, dtype_range, fill_range, read_plain_observers, read_qparams
+from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.errors import QConfigError, blame
+from fx_quant_conformance.refimpl.graph_modules import free_names
+from fx_quant_conformance.refimpl.observers import asks_whole_range
+from fx_quant_conformance.refimpl.plan import Slot
+from fx_quant_conformance.refimpl.qparams import QParams, dtype_range, fill_range, read_plain_observers, read_qparams
 
 
 def write_node(graph: Graph, op: str, target: Any, args: tuple[Any, ...]) -> Node:

@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from refimpl.errors import QConfigError, warn_user
-from refimpl.graph_modules import free_names
-from refimpl.observers import PerChannelMinMaxObserver
-from refimpl.plan import Decision, is_observer
-from refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig_mapping
-from refimpl.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
-from refimpl.tracing import Places, attribute_of, layer_of
+from fx_quant_conformance.refimpl.errors import QConfigError, warn_user
+from fx_quant_conformance.refimpl.graph_modules import free_names
+from fx_quant_conformance.refimpl.observers import PerChannelMinMaxObserver
+from fx_quant_conformance.refimpl.plan import Decision, is_observer
+from fx_quant_conformance.refimpl.qconfig import QConfig, QConfigMapping, QConfigResolver, as_qconfig_mapping
+from fx_quant_conformance.refimpl.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
+from fx_quant_conformance.refimpl.tracing import Places, attribute_of, layer_of
 
 EQUALIZATION = "refimpl_equalization"  # the key of a prepared model's meta that holds its Equalizations
 

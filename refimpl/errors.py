@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-_MACHINERY = ("refimpl", "torch", "torchao", "contextlib")  # packages whose lines say nothing to a user
+_MACHINERY = ("fx_quant_conformance.refimpl.", "torch.", "torchao.", "contextlib.")
+"""Packages whose lines say nothing to a user."""
 
 
 class RefimplError(ValueError):
@@ -55,7 +56,7 @@ def suggest_name(name: object, known: Iterable[str], cutoff: float = 0.6) -> str
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the nearest caller that is neither refimpl nor torch, which may run it."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _MACHINERY:
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_MACHINERY):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
-from refimpl.errors import warn_user
-from refimpl.graph_modules import Draft
+from fx_quant_conformance.refimpl.errors import warn_user
+from fx_quant_conformance.refimpl.graph_modules import Draft
 
 # What following a model only by shapes cannot do.
 _BEYOND_SHAPES = (

@@ -10,11 +10,11 @@ from typing import Any
 from tabulate import tabulate
 from torch import nn
 
-from refimpl.dtype_config import DTypeConfig
-from refimpl.errors import ModelError
-from refimpl.grid_losses import LOUD, GridLoss
-from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Decision, Plan
-from refimpl.tracing import notes_of
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.grid_losses import LOUD, GridLoss
+from fx_quant_conformance.refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN, Decision, Plan
+from fx_quant_conformance.refimpl.tracing import notes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

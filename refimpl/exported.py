@@ -20,13 +20,13 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic
 
-from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.errors import ModelError
-from refimpl.graph_modules import free_name
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.qparams import dtype_range
-from refimpl.releases import has
-from refimpl.tracing import attribute_of, is_effect
+from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.graph_modules import free_name
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.qparams import dtype_range
+from fx_quant_conformance.refimpl.releases import has
+from fx_quant_conformance.refimpl.tracing import attribute_of, is_effect
 
 OF_MODEL, CALLED = "model.", "called_"
 """How the path of each module of a reference model begins in a program, and that of a function or method after it."""

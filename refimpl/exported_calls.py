@@ -22,13 +22,13 @@ from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from refimpl.backend_config import BackendPatternConfig
-from refimpl.errors import ModelError
-from refimpl.example_run import Examples, Fact, Seen
-from refimpl.graph_modules import Draft
-from refimpl.matching import find_matches
-from refimpl.patterns import leaves
-from refimpl.tracing import Places, attribute_of, is_whole, parameter_names_of
+from fx_quant_conformance.refimpl.backend_config import BackendPatternConfig
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.example_run import Examples, Fact, Seen
+from fx_quant_conformance.refimpl.graph_modules import Draft
+from fx_quant_conformance.refimpl.matching import find_matches
+from fx_quant_conformance.refimpl.patterns import leaves
+from fx_quant_conformance.refimpl.tracing import Places, attribute_of, is_whole, parameter_names_of
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
 ANNOTATION = "quantization_annotation"  # the key at which a Quantizer puts what it says of a node

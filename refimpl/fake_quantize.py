@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from refimpl.errors import QConfigError
-from refimpl.observers import Constructible, MovingAverageMinMaxObserver, Observer
-from refimpl.qparams import PER_CHANNEL, SYMMETRIC, saw_infinite
-from refimpl.releases import find_torchs
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.observers import Constructible, MovingAverageMinMaxObserver, Observer
+from fx_quant_conformance.refimpl.qparams import PER_CHANNEL, SYMMETRIC, saw_infinite
+from fx_quant_conformance.refimpl.releases import find_torchs
 
 
 class FakeQuantize(Constructible):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from refimpl.errors import ConfigError, ModelError, RefimplError
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, RefimplError
 
 
 class Form(NamedTuple):

@@ -16,19 +16,28 @@ from torch.fx.node import base_types
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from refimpl.backend_config import BackendConfig
-from refimpl.custom_config import FuseCustomConfig
-from refimpl.errors import ConfigError, ModelError, blame
-from refimpl.example_run import Examples, Seen
-from refimpl.forms import check_model, instance_of, list_of
-from refimpl.fusers import linear_bn_is_foldable
-from refimpl.graph_modules import Draft
-from refimpl.in_place import trace_values
-from refimpl.invariants import check_graph
-from refimpl.matching import Match, Nested, find_matches, run_getter
-from refimpl.native import config_or_native
-from refimpl.patterns import MatchAllNode, is_match_all
-from refimpl.tracing import FUSED_PARTS, FusedPart, Places, class_of, finish, keep_reads, list_reads, no_collection
+from fx_quant_conformance.refimpl.backend_config import BackendConfig
+from fx_quant_conformance.refimpl.custom_config import FuseCustomConfig
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, blame
+from fx_quant_conformance.refimpl.example_run import Examples, Seen
+from fx_quant_conformance.refimpl.forms import check_model, instance_of, list_of
+from fx_quant_conformance.refimpl.fusers import linear_bn_is_foldable
+from fx_quant_conformance.refimpl.graph_modules import Draft
+from fx_quant_conformance.refimpl.in_place import trace_values
+from fx_quant_conformance.refimpl.invariants import check_graph
+from fx_quant_conformance.refimpl.matching import Match, Nested, find_matches, run_getter
+from fx_quant_conformance.refimpl.native import config_or_native
+from fx_quant_conformance.refimpl.patterns import MatchAllNode, is_match_all
+from fx_quant_conformance.refimpl.tracing import (
+    FUSED_PARTS,
+    FusedPart,
+    Places,
+    class_of,
+    finish,
+    keep_reads,
+    list_reads,
+    no_collection,
+)
 
 # Functions inside a fusable pattern, and the module that stands for each: (attribute, position, default). (FUS-05)
 _MODULE_OF_FUNCTION: dict[Any, tuple[type[nn.Module], tuple[tuple[str, int, Any], ...]]] = {

@@ -28,7 +28,7 @@ from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizat
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
-from refimpl.errors import ConfigError, ModelError
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError
 
 FuserMethod: TypeAlias = Callable[..., nn.Module]
 _LayerT = TypeVar("_LayerT", bound=_ConvNd | nn.Linear)

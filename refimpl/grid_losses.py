@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from refimpl.errors import warn_user
-from refimpl.plan import SHARE, Plan, Slot
-from refimpl.tracing import positional_arguments_of
+from fx_quant_conformance.refimpl.errors import warn_user
+from fx_quant_conformance.refimpl.plan import SHARE, Plan, Slot
+from fx_quant_conformance.refimpl.tracing import positional_arguments_of
 
 LOUD = 12.0
 """Decibels, which are two bits, above which convert warns. (OBS-19)"""

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl.errors import warn_user
-from refimpl.observers import RangeObserver
-from refimpl.qparams import INFINITE, has_data, is_infinite
+from fx_quant_conformance.refimpl.errors import warn_user
+from fx_quant_conformance.refimpl.observers import RangeObserver
+from fx_quant_conformance.refimpl.qparams import INFINITE, has_data, is_infinite
 
 _STEP = 1e-5
 _STEPS = 100_010  # enough for the shares of both sides to meet

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft
-from refimpl.tracer import IN_PLACE, trace
-from refimpl.tracing import attribute_of, is_effect, line_of
-from refimpl.values import find_tensors
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.graph_modules import Draft
+from fx_quant_conformance.refimpl.tracer import IN_PLACE, trace
+from fx_quant_conformance.refimpl.tracing import attribute_of, is_effect, line_of
+from fx_quant_conformance.refimpl.values import find_tensors
 
 
 def _set_of(names: str) -> frozenset[str]:

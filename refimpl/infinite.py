@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from refimpl.plan import Plan
-from refimpl.qparams import INFINITE, is_infinite, may_have_seen_infinite, saw_infinite
-from refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.plan import Plan
+from fx_quant_conformance.refimpl.qparams import INFINITE, is_infinite, may_have_seen_infinite, saw_infinite
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 # Ops whose result holds what an operand holds.
 _PASSING = frozenset(

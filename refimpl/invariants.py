@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from refimpl.errors import RefimplError
-from refimpl.plan import is_observer
+from fx_quant_conformance.refimpl.errors import RefimplError
+from fx_quant_conformance.refimpl.plan import is_observer
 
 QUANTIZE = torch.quantize_per_tensor
 QUANTIZE_DYNAMIC = torch.quantize_per_tensor_dynamic

@@ -15,20 +15,20 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from refimpl.convert import convert_unwarned
-from refimpl.convert_mapping import find_float_decisions
-from refimpl.errors import ModelError, warn_user
-from refimpl.forms import read_flag
-from refimpl.grid_losses import warn_of_losses
-from refimpl.invariants import check_graph
-from refimpl.lower_calls import Call
-from refimpl.lower_sites import Sites
-from refimpl.observers import asks_whole_range
-from refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN
-from refimpl.prepare import PREPARED
-from refimpl.qconfig import as_qconfig_mapping
-from refimpl.reference import remove_qconfig
-from refimpl.tracing import add_notes, attribute_of, finish, is_effect, no_collection, notes_of
+from fx_quant_conformance.refimpl.convert import convert_unwarned
+from fx_quant_conformance.refimpl.convert_mapping import find_float_decisions
+from fx_quant_conformance.refimpl.errors import ModelError, warn_user
+from fx_quant_conformance.refimpl.forms import read_flag
+from fx_quant_conformance.refimpl.grid_losses import warn_of_losses
+from fx_quant_conformance.refimpl.invariants import check_graph
+from fx_quant_conformance.refimpl.lower_calls import Call
+from fx_quant_conformance.refimpl.lower_sites import Sites
+from fx_quant_conformance.refimpl.observers import asks_whole_range
+from fx_quant_conformance.refimpl.plan import GRID_LOSSES, LEFT_FLOAT, PLAN
+from fx_quant_conformance.refimpl.prepare import PREPARED
+from fx_quant_conformance.refimpl.qconfig import as_qconfig_mapping
+from fx_quant_conformance.refimpl.reference import remove_qconfig
+from fx_quant_conformance.refimpl.tracing import add_notes, attribute_of, finish, is_effect, no_collection, notes_of
 
 NOT_LOWERED = "not_lowered"
 

@@ -11,13 +11,13 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from refimpl import lower_table as table
-from refimpl.graph_modules import free_names
-from refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
-from refimpl.lower_calls import REQUANTIZE, Blocked, Call, InputGrid, NotLowered, Tail
-from refimpl.reference_build import pack_native
-from refimpl.reference_convs import PLAIN
-from refimpl.tracing import CALLS, attribute_of, compute_constants, layer_of
+from fx_quant_conformance.refimpl import lower_table as table
+from fx_quant_conformance.refimpl.graph_modules import free_names
+from fx_quant_conformance.refimpl.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
+from fx_quant_conformance.refimpl.lower_calls import REQUANTIZE, Blocked, Call, InputGrid, NotLowered, Tail
+from fx_quant_conformance.refimpl.reference_build import pack_native
+from fx_quant_conformance.refimpl.reference_convs import PLAIN
+from fx_quant_conformance.refimpl.tracing import CALLS, attribute_of, compute_constants, layer_of
 
 Names: TypeAlias = frozenset[str]
 

@@ -20,8 +20,8 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.reference_convs import PLAIN
-from refimpl.whole_range import WholeRangeLinear, WholeRangeLinearReLU
+from fx_quant_conformance.refimpl.reference_convs import PLAIN
+from fx_quant_conformance.refimpl.whole_range import WholeRangeLinear, WholeRangeLinearReLU
 
 OPS: Any = torch.ops.quantized
 

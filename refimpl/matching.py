@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from refimpl.backend_config import BackendPatternConfig
-from refimpl.errors import ConfigError, blame
-from refimpl.forms import Form, coerce, instance_of
-from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
-from refimpl.tracing import CALLS, Places, positional_arguments_of
+from fx_quant_conformance.refimpl.backend_config import BackendPatternConfig
+from fx_quant_conformance.refimpl.errors import ConfigError, blame
+from fx_quant_conformance.refimpl.forms import Form, coerce, instance_of
+from fx_quant_conformance.refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
+from fx_quant_conformance.refimpl.tracing import CALLS, Places, positional_arguments_of
 
 Nested: TypeAlias = Any  # a Node, or a tuple (Node, Nested, …) in the shape of the normal form
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft, ModeConstant, free_names
-from refimpl.in_place import trace_values
-from refimpl.tracing import attribute_of, line_of, list_nodes
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.graph_modules import Draft, ModeConstant, free_names
+from fx_quant_conformance.refimpl.in_place import trace_values
+from fx_quant_conformance.refimpl.tracing import attribute_of, line_of, list_nodes
 
 MODE_DIFFERENCE = "mode_difference"
 """The key of a model's notes that says at which node its graph differs between the modes; absent if it does not."""

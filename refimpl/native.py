@@ -21,11 +21,16 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType, as_backend_config
-from refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from refimpl.fusers import FuserMethod, fuse_bn, sequential
-from refimpl.patterns import Leaf, Pattern
-from refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE
+from fx_quant_conformance.refimpl.backend_config import (
+    BackendConfig,
+    BackendPatternConfig,
+    ObservationType,
+    as_backend_config,
+)
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.fusers import FuserMethod, fuse_bn, sequential
+from fx_quant_conformance.refimpl.patterns import Leaf, Pattern
+from fx_quant_conformance.refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE
 
 Module: TypeAlias = type[nn.Module]
 Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]

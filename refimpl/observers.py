@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from refimpl.errors import QConfigError, warn_user
-from refimpl.forms import WHOLE, Form, coerce, optional
-from refimpl.qparams import (
+from fx_quant_conformance.refimpl.errors import QConfigError, warn_user
+from fx_quant_conformance.refimpl.forms import WHOLE, Form, coerce, optional
+from fx_quant_conformance.refimpl.qparams import (
     PER_CHANNEL,
     PER_TENSOR,
     SYMMETRIC,
@@ -25,8 +25,8 @@ from refimpl.qparams import (
     measure_channels,
     substitute_qparams,
 )
-from refimpl.qparams import dtype_range as dtype_range
-from refimpl.qparams import is_quantized_dtype as is_quantized_dtype
+from fx_quant_conformance.refimpl.qparams import dtype_range as dtype_range
+from fx_quant_conformance.refimpl.qparams import is_quantized_dtype as is_quantized_dtype
 
 _EPS = torch.finfo(torch.float32).eps
 _EIGHT_BITS = (torch.quint8, torch.uint8, torch.qint8, torch.int8)

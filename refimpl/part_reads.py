@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from refimpl.graph_modules import free_name
-from refimpl.tracing import attribute_of, call_node
-from refimpl.values import gives_number
+from fx_quant_conformance.refimpl.graph_modules import free_name
+from fx_quant_conformance.refimpl.tracing import attribute_of, call_node
+from fx_quant_conformance.refimpl.values import gives_number
 
 
 class PartReads:

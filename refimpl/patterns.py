@@ -20,7 +20,7 @@ import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.errors import ConfigError
 
 Leaf: TypeAlias = type | Callable[..., Any] | str
 Pattern: TypeAlias = Leaf | tuple[Any, ...]

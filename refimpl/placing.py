@@ -12,17 +12,17 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from refimpl.dtype_choice import ObserverFacts, ObserverReader, find_violations, is_observed_dtype
-from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize
-from refimpl.grid_losses import read_linear_op
-from refimpl.matching import Match
-from refimpl.observers import FixedQParamsObserver, MinMaxObserver
-from refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE, Decision, Role, Slot
-from refimpl.qconfig import QConfig
-from refimpl.qparams import dtype_range, is_quantized_dtype
-from refimpl.tracing import Places, list_nodes, positional_arguments_of
-from refimpl.values import observable_inputs_of
+from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, ObserverReader, find_violations, is_observed_dtype
+from fx_quant_conformance.refimpl.dtype_config import DTypeWithConstraints
+from fx_quant_conformance.refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize
+from fx_quant_conformance.refimpl.grid_losses import read_linear_op
+from fx_quant_conformance.refimpl.matching import Match
+from fx_quant_conformance.refimpl.observers import FixedQParamsObserver, MinMaxObserver
+from fx_quant_conformance.refimpl.plan import DIFFERENT, NOT_OBSERVED, SHARE, Decision, Role, Slot
+from fx_quant_conformance.refimpl.qconfig import QConfig
+from fx_quant_conformance.refimpl.qparams import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.tracing import Places, list_nodes, positional_arguments_of
+from fx_quant_conformance.refimpl.values import observable_inputs_of
 
 Make = Callable[..., nn.Module]
 _UNBOUNDED = DTypeWithConstraints()

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from refimpl.backend_config import ObservationType
-from refimpl.dtype_choice import Refusal
-from refimpl.dtype_config import DTypeConfig
-from refimpl.qconfig import QConfig
+from fx_quant_conformance.refimpl.backend_config import ObservationType
+from fx_quant_conformance.refimpl.dtype_choice import Refusal
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.qconfig import QConfig
 
 DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

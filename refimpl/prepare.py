@@ -13,26 +13,26 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from refimpl.backend_config import as_backend_config
-from refimpl.custom_config import PrepareCustomConfig
-from refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
-from refimpl.equalize import place_equalization
-from refimpl.errors import ConfigError, ModelError, blame, warn_user
-from refimpl.example_run import Examples
-from refimpl.forms import check_model
-from refimpl.fuse import fuse
-from refimpl.graph_modules import Draft, can_be_saved
-from refimpl.in_place import trace_values
-from refimpl.invariants import check_graph
-from refimpl.modes import trace_modes
-from refimpl.native import config_or_native
-from refimpl.observers import Constructor, Observer, note_infinite
-from refimpl.patterns import leaf_name
-from refimpl.plan import PLAN, Decision, Plan
-from refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
-from refimpl.qparams import is_quantized_dtype
-from refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
-from refimpl.tracing import (
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.custom_config import PrepareCustomConfig
+from fx_quant_conformance.refimpl.decide import Request, find_standalone, make_plan, qat_classes_of, quant_type_of
+from fx_quant_conformance.refimpl.equalize import place_equalization
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, blame, warn_user
+from fx_quant_conformance.refimpl.example_run import Examples
+from fx_quant_conformance.refimpl.forms import check_model
+from fx_quant_conformance.refimpl.fuse import fuse
+from fx_quant_conformance.refimpl.graph_modules import Draft, can_be_saved
+from fx_quant_conformance.refimpl.in_place import trace_values
+from fx_quant_conformance.refimpl.invariants import check_graph
+from fx_quant_conformance.refimpl.modes import trace_modes
+from fx_quant_conformance.refimpl.native import config_or_native
+from fx_quant_conformance.refimpl.observers import Constructor, Observer, note_infinite
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.plan import PLAN, Decision, Plan
+from fx_quant_conformance.refimpl.qconfig import QConfigMapping, as_qconfig_mapping, warn_unmatched_keys
+from fx_quant_conformance.refimpl.qparams import is_quantized_dtype
+from fx_quant_conformance.refimpl.reference import add_qconfig, copy_module, make_qat_module, swap_module
+from fx_quant_conformance.refimpl.tracing import (
     CONVERTED,
     TORCH_NOTES,
     Places,
@@ -354,5 +354,5 @@ def _make_observer(make: Any, first: dict[Any, nn.Module]) -> nn.Module:
     if make not in first:
         first[make] = make()
         return first[make]
-    is_own = all(type(part).__module__.startswith("refimpl.") for part in first[make].modules())
+    is_own = all(type(part).__module__.startswith("fx_quant_conformance.refimpl.") for part in first[make].modules())
     return copy_module(first[make]) if is_own else make()

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from refimpl.custom_config import PrepareCustomConfig
-from refimpl.decide import Request, make_plan, qat_classes_of
-from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
-from refimpl.errors import RefimplError
-from refimpl.explain import DecisionLog
-from refimpl.exported_calls import ANNOTATION, Calls, arguments_of, read_calls
-from refimpl.fuse import fuse
-from refimpl.matching import find_matches
-from refimpl.native import config_or_native
-from refimpl.plan import Decision, Plan
-from refimpl.prepare import references_of
-from refimpl.pt2e_changes import warn_of_changes
-from refimpl.pt2e_folds import order_nodes
-from refimpl.qconfig import as_qconfig_mapping
-from refimpl.tracing import Places, class_of, layer_of
+from fx_quant_conformance.refimpl.custom_config import PrepareCustomConfig
+from fx_quant_conformance.refimpl.decide import Request, make_plan, qat_classes_of
+from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
+from fx_quant_conformance.refimpl.errors import RefimplError
+from fx_quant_conformance.refimpl.explain import DecisionLog
+from fx_quant_conformance.refimpl.exported_calls import ANNOTATION, Calls, arguments_of, read_calls
+from fx_quant_conformance.refimpl.fuse import fuse
+from fx_quant_conformance.refimpl.matching import find_matches
+from fx_quant_conformance.refimpl.native import config_or_native
+from fx_quant_conformance.refimpl.plan import Decision, Plan
+from fx_quant_conformance.refimpl.prepare import references_of
+from fx_quant_conformance.refimpl.pt2e_changes import warn_of_changes
+from fx_quant_conformance.refimpl.pt2e_folds import order_nodes
+from fx_quant_conformance.refimpl.qconfig import as_qconfig_mapping
+from fx_quant_conformance.refimpl.tracing import Places, class_of, layer_of
 
 try:
     from torchao.quantization.pt2e import FakeQuantizeBase, ObserverBase

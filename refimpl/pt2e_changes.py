@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.errors import warn_user
-from refimpl.exported_calls import arguments_of, callers_of, refuse_other_programs
-from refimpl.pt2e_folds import (
+from fx_quant_conformance.refimpl.errors import warn_user
+from fx_quant_conformance.refimpl.exported_calls import arguments_of, callers_of, refuse_other_programs
+from fx_quant_conformance.refimpl.pt2e_folds import (
     LINEAR,
     TRANSPOSED,
     NormFold,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from refimpl.exported_calls import arguments_of
-from refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.exported_calls import arguments_of
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 _READS_FORM = {
     "_assert_tensor_metadata": "a",

@@ -11,8 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from refimpl.errors import QConfigError, reject_unknown_keys, suggest_name, warn_dict_form, warn_user
-from refimpl.forms import ANYTHING, HASHABLE, Form, coerce, dict_of, row_of, show
+from fx_quant_conformance.refimpl.errors import (
+    QConfigError,
+    reject_unknown_keys,
+    suggest_name,
+    warn_dict_form,
+    warn_user,
+)
+from fx_quant_conformance.refimpl.forms import ANYTHING, HASHABLE, Form, coerce, dict_of, row_of, show
 
 ObjectType: TypeAlias = Callable[..., Any] | str
 Order: TypeAlias = tuple[str, ObjectType, int]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from refimpl.errors import QConfigError, RefimplError, warn_user
+from fx_quant_conformance.refimpl.errors import QConfigError, RefimplError, warn_user
 
 _DTYPE_RANGES = {
     **dict.fromkeys((torch.quint8, torch.uint8), (0, 255)),
@@ -104,10 +104,10 @@ def read_qparams(observer: Any) -> QParams:
 # Observers whose qparams are `compute_qparams` of their ranges, so that a whole model's can be computed at once.
 _RANGE_OBSERVERS = frozenset(
     f"{module}.{average}{kind}"
-    for module in ("torch.ao.quantization.observer", "refimpl.observers")
+    for module in ("torch.ao.quantization.observer", "fx_quant_conformance.refimpl.observers")
     for average in ("", "MovingAverage")
     for kind in ("MinMaxObserver", "PerChannelMinMaxObserver")
-) | {"refimpl.histogram.HistogramObserver"}
+) | {"fx_quant_conformance.refimpl.histogram.HistogramObserver"}
 
 
 def is_plain(observer: Any) -> bool:

@@ -13,15 +13,24 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
-from refimpl.convert import convert_to_reference_fx
-from refimpl.equalize import EQUALIZATION
-from refimpl.errors import ModelError, RefimplError
-from refimpl.explain import DecisionLog, dtypes_of, read_decision_log
-from refimpl.fake_quantize import disable_fake_quant
-from refimpl.forms import check_model
-from refimpl.lower import NOT_LOWERED
-from refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, as_float, copy_tensors, flatten, record
-from refimpl.tracing import CONVERTED, notes_of
+from fx_quant_conformance.refimpl.convert import convert_to_reference_fx
+from fx_quant_conformance.refimpl.equalize import EQUALIZATION
+from fx_quant_conformance.refimpl.errors import ModelError, RefimplError
+from fx_quant_conformance.refimpl.explain import DecisionLog, dtypes_of, read_decision_log
+from fx_quant_conformance.refimpl.fake_quantize import disable_fake_quant
+from fx_quant_conformance.refimpl.forms import check_model
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.quality_walk import (
+    LayerEdge,
+    OutputGrid,
+    QualityWalk,
+    Reading,
+    as_float,
+    copy_tensors,
+    flatten,
+    record,
+)
+from fx_quant_conformance.refimpl.tracing import CONVERTED, notes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from refimpl.decomposed import OPS
-from refimpl.errors import ModelError, blame
-from refimpl.invariants import QUANTIZE_DYNAMIC, is_dequantize, is_quantize
-from refimpl.plan import PLAN, Decision
-from refimpl.prepare import PREPARED
-from refimpl.qparams import dtype_range, is_quantized_dtype
-from refimpl.reference import float_module_of
-from refimpl.tracing import CALLS, attribute_of, call_node, class_of, notes_of
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.errors import ModelError, blame
+from fx_quant_conformance.refimpl.invariants import QUANTIZE_DYNAMIC, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.plan import PLAN, Decision
+from fx_quant_conformance.refimpl.prepare import PREPARED
+from fx_quant_conformance.refimpl.qparams import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.reference import float_module_of
+from fx_quant_conformance.refimpl.tracing import CALLS, attribute_of, call_node, class_of, notes_of
 
 Values = dict[Node, Any]
 

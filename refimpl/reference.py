@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-from refimpl.dtype_choice import is_observed_dtype
-from refimpl.errors import ConfigError, ModelError, QConfigError, blame
-from refimpl.fusers import copy_plain, find_computed
-from refimpl.qparams import (
+from fx_quant_conformance.refimpl.dtype_choice import is_observed_dtype
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, blame
+from fx_quant_conformance.refimpl.fusers import copy_plain, find_computed
+from fx_quant_conformance.refimpl.qparams import (
     PER_CHANNEL,
     QParams,
     check_axis,
@@ -31,9 +31,9 @@ from refimpl.qparams import (
     measure_channels,
     read_qparams,
 )
-from refimpl.reference_build import build_reference
-from refimpl.reference_convs import settle_padding
-from refimpl.tracing import class_of
+from fx_quant_conformance.refimpl.reference_build import build_reference
+from fx_quant_conformance.refimpl.reference_convs import settle_padding
+from fx_quant_conformance.refimpl.tracing import class_of
 
 Model = TypeVar("Model", bound=nn.Module)
 

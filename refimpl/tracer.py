@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx._symbolic_trace import _create_wrapped_func
 
-from refimpl.errors import ModelError
-from refimpl.graph_modules import Draft, FlowModule, can_be_saved
-from refimpl.tracing import is_whole, move_to_positions, parameter_names_of
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.graph_modules import Draft, FlowModule, can_be_saved
+from fx_quant_conformance.refimpl.tracing import is_whole, move_to_positions, parameter_names_of
 
 IN_PLACE = "refimpl_in_place"  # the key of the meta of a call that an operator such as += made
 

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from refimpl.graph_modules import Draft, FlowModule, ModeConstant, free_name
+from fx_quant_conformance.refimpl.graph_modules import Draft, FlowModule, ModeConstant, free_name
 
 CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
 

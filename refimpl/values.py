@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.example_run import Examples, Fact, Seen
-from refimpl.graph_modules import ModeConstant
-from refimpl.tracing import attribute_of, list_nodes, positional_arguments_of
+from fx_quant_conformance.refimpl.example_run import Examples, Fact, Seen
+from fx_quant_conformance.refimpl.graph_modules import ModeConstant
+from fx_quant_conformance.refimpl.tracing import attribute_of, list_nodes, positional_arguments_of
 
 # A value's kind: a float tensor, none, or a tuple of kinds; one that ends in ... has any number of the first.
 Kind: TypeAlias = "bool | tuple[Any, ...]"

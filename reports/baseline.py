@@ -18,17 +18,17 @@ from functools import reduce
 from pathlib import Path
 from typing import ClassVar, NamedTuple, cast
 
-from reports.codec import SchemaError, decode, line_of, loads
-from reports.diff import Change, Difference, Differences, Side, compare_sides, make_side
-from reports.reading import FileFault, open_regular, read_text
-from reports.results import Lead, Results, ResultsError, read_results
-from reports.schema import Header
-from reports.text import cut_end
-from reports.verdicts import PASSING, Outcome, Verdict
+from fx_quant_conformance.reports.codec import SchemaError, decode, line_of, loads
+from fx_quant_conformance.reports.diff import Change, Difference, Differences, Side, compare_sides, make_side
+from fx_quant_conformance.reports.reading import FileFault, open_regular, read_text
+from fx_quant_conformance.reports.results import Lead, Results, ResultsError, read_results
+from fx_quant_conformance.reports.schema import Header
+from fx_quant_conformance.reports.text import cut_end
+from fx_quant_conformance.reports.verdicts import PASSING, Outcome, Verdict
 
 MOST_SHOWN = 20
 """Maximal number of differences that are shown."""
-_COMMAND = "python -m reports baseline"
+_COMMAND = "fx-quant-conformance report baseline"
 _UNNAMED = ("", "custom")
 """Levels that do not determine the kernels."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 
-from reports.findings import find_waiver_key
-from reports.results import leading_check, message_of
-from reports.schema import Check, ClaimResult
+from fx_quant_conformance.reports.findings import find_waiver_key
+from fx_quant_conformance.reports.results import leading_check, message_of
+from fx_quant_conformance.reports.schema import Check, ClaimResult
 
 _NUMBER = re.compile(r"[-+]?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
 """A number in a message; what is left without them is what two faults of one cause have in common."""

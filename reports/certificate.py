@@ -16,14 +16,21 @@ from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from reports.codec import encode
-from reports.html import render_html
-from reports.levels import may_run_at
-from reports.reading import FileFault, read_bytes
-from reports.results import OtherVersionError, Results, ResultsError, digest_ids, parse_results, read_results
-from reports.schema import OF_VENDOR
-from reports.text import cut_end
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.levels import may_run_at
+from fx_quant_conformance.reports.reading import FileFault, read_bytes
+from fx_quant_conformance.reports.results import (
+    OtherVersionError,
+    Results,
+    ResultsError,
+    digest_ids,
+    parse_results,
+    read_results,
+)
+from fx_quant_conformance.reports.schema import OF_VENDOR
+from fx_quant_conformance.reports.text import cut_end
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 
 FORMAT = 3
 STATEMENT = "https://in-toto.io/Statement/v1"

@@ -12,9 +12,19 @@ from collections.abc import Hashable, Iterator, Mapping
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, cast
 
-from reports.schema import SCHEMA, Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.text import cut_end
-from reports.text_enum import TextEnum
+from fx_quant_conformance.reports.schema import (
+    SCHEMA,
+    Check,
+    ClaimResult,
+    Footer,
+    Header,
+    Judged,
+    Measurement,
+    ModelResult,
+    Row,
+)
+from fx_quant_conformance.reports.text import cut_end
+from fx_quant_conformance.reports.text_enum import TextEnum
 
 PlainRow: TypeAlias = dict[str, Any]
 """A row as parsed from JSON."""

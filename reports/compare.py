@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from reports.decision import VerifiedShare, count_verified, pass_by_waiver
-from reports.families import FAMILIES, OTHER, find_family
-from reports.numbers import Number
-from reports.page import render_page
-from reports.results import Results, ResultsError
-from reports.schema import ClaimResult, Header
-from reports.text import format_lsb, pluralize
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.decision import VerifiedShare, count_verified, pass_by_waiver
+from fx_quant_conformance.reports.families import FAMILIES, OTHER, find_family
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.page import render_page
+from fx_quant_conformance.reports.results import Results, ResultsError
+from fx_quant_conformance.reports.schema import ClaimResult, Header
+from fx_quant_conformance.reports.text import format_lsb, pluralize
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 
 Key = TypeVar("Key")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from reports.results import Results
+from fx_quant_conformance.reports.results import Results
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +25,9 @@ class RuleRow:
 @functools.cache
 def read_rule_texts() -> Mapping[str, str]:
     """Return the requirement of each rule, by ID; docs/spec.md says the same."""
-    texts: dict[str, str] = json.loads(files("reports").joinpath("rules.json").read_text(encoding="utf-8"))
+    texts: dict[str, str] = json.loads(
+        files("fx_quant_conformance.reports").joinpath("rules.json").read_text(encoding="utf-8")
+    )
     return texts
 
 

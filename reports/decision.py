@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.handed_in import HANDED_IN
-from reports.results import Results, counts_of
-from reports.schema import ClaimResult, Judged
-from reports.text import format_count, pluralize
-from reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
+from fx_quant_conformance.reports.handed_in import HANDED_IN
+from fx_quant_conformance.reports.results import Results, counts_of
+from fx_quant_conformance.reports.schema import ClaimResult, Judged
+from fx_quant_conformance.reports.text import format_count, pluralize
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
 
 
 def format_decision(results: Results) -> str:

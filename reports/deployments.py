@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reports.evidence import Table
-from reports.measured import Deployment, Metric, ModelPart
-from reports.numbers import Number
-from reports.plots import Plot, plot_parts
-from reports.schema import ModelResult
-from reports.text import format_count, format_db, format_number, pluralize
+from fx_quant_conformance.reports.evidence import Table
+from fx_quant_conformance.reports.measured import Deployment, Metric, ModelPart
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.plots import Plot, plot_parts
+from fx_quant_conformance.reports.schema import ModelResult
+from fx_quant_conformance.reports.text import format_count, format_db, format_number, pluralize
 
 MOST_WORST = 8
 """Number of patterns that the table of the worst has."""

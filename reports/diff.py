@@ -15,13 +15,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from reports.numbers import Number
-from reports.results import Lead, Results, ResultsError, read_results
-from reports.schema import ClaimResult, Judged
-from reports.selection import select_of_run
-from reports.text import cut_end, cut_middle, format_lsb, join_lines
-from reports.text_enum import TextEnum
-from reports.verdicts import PASSING, Outcome, Verdict
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.results import Lead, Results, ResultsError, read_results
+from fx_quant_conformance.reports.schema import ClaimResult, Judged
+from fx_quant_conformance.reports.selection import select_of_run
+from fx_quant_conformance.reports.text import cut_end, cut_middle, format_lsb, join_lines
+from fx_quant_conformance.reports.text_enum import TextEnum
+from fx_quant_conformance.reports.verdicts import PASSING, Outcome, Verdict
 
 _BASIS = (
     "backend",

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.decision import format_decision, format_waived, format_work, list_untried
-from reports.diff import Differences, compare_runs
-from reports.findings import collect_waivers
-from reports.numbers import rank_number
-from reports.results import Results, counts_of, leading_check, message_of
-from reports.schema import Check, ClaimResult, Judged
-from reports.text import format_db, format_duration, format_lsb, join_lines, pluralize, shorten_commit
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.decision import format_decision, format_waived, format_work, list_untried
+from fx_quant_conformance.reports.diff import Differences, compare_runs
+from fx_quant_conformance.reports.findings import collect_waivers
+from fx_quant_conformance.reports.numbers import rank_number
+from fx_quant_conformance.reports.results import Results, counts_of, leading_check, message_of
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Judged
+from fx_quant_conformance.reports.text import (
+    format_db,
+    format_duration,
+    format_lsb,
+    join_lines,
+    pluralize,
+    shorten_commit,
+)
+from fx_quant_conformance.reports.verdicts import Verdict
 
 WORST = 20
 SHORT = 48

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from reports.text import cut
+from fx_quant_conformance.reports.text import cut
 
 OUTPUTS_SHOWN = 48
 VALUE_WIDTH = 160

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from reports.numbers import Number, rank_number
-from reports.results import Results
-from reports.schema import Header, Judged, Waiver
-from reports.text import cut, format_lsb, pluralize
+from fx_quant_conformance.reports.numbers import Number, rank_number
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.schema import Header, Judged, Waiver
+from fx_quant_conformance.reports.text import cut, format_lsb, pluralize
 
 LONGEST_FINDING = 4000
 """Largest number of characters of a finding's text, in a results file and on a page."""

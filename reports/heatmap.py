@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.decision import VerifiedShare, count_verified, pass_by_waiver
-from reports.page import anchor
-from reports.results import counts_of
-from reports.schema import ClaimResult
-from reports.text import pluralize
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.decision import VerifiedShare, count_verified, pass_by_waiver
+from fx_quant_conformance.reports.page import anchor
+from fx_quant_conformance.reports.results import counts_of
+from fx_quant_conformance.reports.schema import ClaimResult
+from fx_quant_conformance.reports.text import pluralize
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.causes import find_cause
-from reports.coverage import RuleRow, collect_rules
-from reports.decision import count_unreached, format_no_failure, list_untried
-from reports.deployments import DeploymentView, view_deployments
-from reports.diff import Differences, compare_runs
-from reports.evidence import Table, make_table, tabulate_values
-from reports.findings import WaiverRow, collect_waivers, find_waiver_key
-from reports.heatmap import HeatMap, make_heat_map
-from reports.page import ID_WIDTH, anchor, render_page
-from reports.plots import Plot, make_plots
-from reports.results import Results, counts_of, leading_check, message_of
-from reports.schema import Check, ClaimResult, Measurement, ModelResult
-from reports.text import cut, format_lsb, join_lines
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.causes import find_cause
+from fx_quant_conformance.reports.coverage import RuleRow, collect_rules
+from fx_quant_conformance.reports.decision import count_unreached, format_no_failure, list_untried
+from fx_quant_conformance.reports.deployments import DeploymentView, view_deployments
+from fx_quant_conformance.reports.diff import Differences, compare_runs
+from fx_quant_conformance.reports.evidence import Table, make_table, tabulate_values
+from fx_quant_conformance.reports.findings import WaiverRow, collect_waivers, find_waiver_key
+from fx_quant_conformance.reports.heatmap import HeatMap, make_heat_map
+from fx_quant_conformance.reports.page import ID_WIDTH, anchor, render_page
+from fx_quant_conformance.reports.plots import Plot, make_plots
+from fx_quant_conformance.reports.results import Results, counts_of, leading_check, message_of
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Measurement, ModelResult
+from fx_quant_conformance.reports.text import cut, format_lsb, join_lines
+from fx_quant_conformance.reports.verdicts import Verdict
 
 MOST_ROWS = 2000
 """Largest number of claims that the page lays out as a table; of more, its script shows some of the rows at a time."""

@@ -9,10 +9,10 @@ import os
 import string
 from pathlib import Path
 
-from reports.digest import Listing, digest, verdict_line
-from reports.reading import FileFault, open_to_append
-from reports.results import Results
-from reports.text import join_lines
+from fx_quant_conformance.reports.digest import Listing, digest, verdict_line
+from fx_quant_conformance.reports.reading import FileFault, open_to_append
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.text import join_lines
 
 LONGEST = 300
 """Largest number of characters of a text, before it is escaped."""

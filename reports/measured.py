@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reports.numbers import Number
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reports.codec import encode
-from reports.handed_in import BUNDLE, HANDED_IN
-from reports.results import Results, ResultsError, digest_ids, read_results
-from reports.schema import Header, Row
-from reports.verdicts import Outcome
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.handed_in import BUNDLE, HANDED_IN
+from fx_quant_conformance.reports.results import Results, ResultsError, digest_ids, read_results
+from fx_quant_conformance.reports.schema import Header, Row
+from fx_quant_conformance.reports.verdicts import Outcome
+from fx_quant_conformance.reports.writer import ResultsWriter
 
 _OWN = frozenset({"shard", "claims", "started", "platform", "cpu", "cpu_flags", "resumed", "foreign_code"})
 """Header fields in which shards of one run may differ; all others are equal."""

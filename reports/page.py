@@ -15,12 +15,33 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports.coverage import read_rule_texts
-from reports.decision import count_verified, format_decision, format_waived, format_work, passes_by_leave
-from reports.evidence import format_value, make_table, order_graphs, select_details, tabulate_outputs, tabulate_qparams
-from reports.plots import SHAPES
-from reports.text import cut, format_count, format_db, format_duration, format_lsb, shorten_commit, tame
-from reports.verdicts import VERDICT_TEXTS
+from fx_quant_conformance.reports.coverage import read_rule_texts
+from fx_quant_conformance.reports.decision import (
+    count_verified,
+    format_decision,
+    format_waived,
+    format_work,
+    passes_by_leave,
+)
+from fx_quant_conformance.reports.evidence import (
+    format_value,
+    make_table,
+    order_graphs,
+    select_details,
+    tabulate_outputs,
+    tabulate_qparams,
+)
+from fx_quant_conformance.reports.plots import SHAPES
+from fx_quant_conformance.reports.text import (
+    cut,
+    format_count,
+    format_db,
+    format_duration,
+    format_lsb,
+    shorten_commit,
+    tame,
+)
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS
 
 LONGEST = 4000
 """Largest number of characters of a text; a script, which is to be run, may have LONGEST_SCRIPT."""
@@ -47,7 +68,7 @@ def anchor(claim_id: str) -> str:
 @functools.cache
 def _make_environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("reports"),
+        loader=PackageLoader("fx_quant_conformance.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_tame_value,

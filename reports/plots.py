@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reports.measured import ModelPart
-from reports.numbers import BINS, Number
-from reports.results import Results, counts_of
-from reports.schema import Check, ModelResult
-from reports.text import cut_end, cut_middle, format_count, format_db, pluralize
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.measured import ModelPart
+from fx_quant_conformance.reports.numbers import BINS, Number
+from fx_quant_conformance.reports.results import Results, counts_of
+from fx_quant_conformance.reports.schema import Check, ModelResult
+from fx_quant_conformance.reports.text import cut_end, cut_middle, format_count, format_db, pluralize
+from fx_quant_conformance.reports.verdicts import Verdict
 
 SHAPES: Mapping[Verdict, str] = {
     Verdict.CRASHED: "m-3.5-3.5h7v7h-7z",

@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reports.certificate import WAIVERS, Findings
-from reports.diff import Difference, compare_runs
-from reports.reading import FileFault, read_bytes
-from reports.results import Results, ResultsError, digest_ids, read_results
-from reports.text import join_lines
-from reports.verdicts import Outcome
+from fx_quant_conformance.reports.certificate import WAIVERS, Findings
+from fx_quant_conformance.reports.diff import Difference, compare_runs
+from fx_quant_conformance.reports.reading import FileFault, read_bytes
+from fx_quant_conformance.reports.results import Results, ResultsError, digest_ids, read_results
+from fx_quant_conformance.reports.text import join_lines
+from fx_quant_conformance.reports.verdicts import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 _STARTING = 300.0

@@ -18,11 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from reports.codec import OtherSchemaError, PlainRow, SchemaError, decode, loads
-from reports.reading import FileFault, read_bytes, read_most
-from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.text import format_count, pluralize
-from reports.verdicts import VERDICTS, Outcome, Verdict
+from fx_quant_conformance.reports.codec import OtherSchemaError, PlainRow, SchemaError, decode, loads
+from fx_quant_conformance.reports.reading import FileFault, read_bytes, read_most
+from fx_quant_conformance.reports.schema import (
+    Check,
+    ClaimResult,
+    Footer,
+    Header,
+    Judged,
+    Measurement,
+    ModelResult,
+    Row,
+)
+from fx_quant_conformance.reports.text import format_count, pluralize
+from fx_quant_conformance.reports.verdicts import VERDICTS, Outcome, Verdict
 
 Pair = tuple[str, str]
 Data = TypeVar("Data", bound=Row)

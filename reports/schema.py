@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypedDict, cast
 
-from reports.measured import Deployment
-from reports.numbers import Number, Scalar, rank_number
-from reports.shard import Shard
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.measured import Deployment
+from fx_quant_conformance.reports.numbers import Number, Scalar, rank_number
+from fx_quant_conformance.reports.shard import Shard
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 
 SCHEMA = 2
 OF_VENDOR = "the vendor's "

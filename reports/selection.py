@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from reports.schema import Header
+from fx_quant_conformance.reports.schema import Header
 
 OWN = "model/own/"
 """How the IDs of models begin that are handed in."""

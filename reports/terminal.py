@@ -9,9 +9,9 @@ from itertools import groupby
 
 from tabulate import MIN_PADDING, tabulate
 
-from reports.digest import Listing, digest
-from reports.results import Results
-from reports.text import cut_end, cut_middle, join_lines
+from fx_quant_conformance.reports.digest import Listing, digest
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.text import cut_end, cut_middle, join_lines
 
 _RIGHT = ("LSB", "dB", "claims", "covers")
 """Columns of numbers."""

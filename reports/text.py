@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from reports.numbers import Number
+from fx_quant_conformance.reports.numbers import Number
 
 
 def format_number(value: Number | None, form: str) -> str:

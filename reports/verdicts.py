@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from reports.text_enum import TextEnum
+from fx_quant_conformance.reports.text_enum import TextEnum
 
 
 class Verdict(TextEnum):

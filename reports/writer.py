@@ -12,10 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from reports.codec import SchemaError, line_of, row_of
-from reports.results import ResultsError, counts_of, format_counts
-from reports.schema import Check, ClaimResult, Footer, Header, Judged, Measurement, ModelResult, Row
-from reports.verdicts import Outcome
+from fx_quant_conformance.reports.codec import SchemaError, line_of, row_of
+from fx_quant_conformance.reports.results import ResultsError, counts_of, format_counts
+from fx_quant_conformance.reports.schema import (
+    Check,
+    ClaimResult,
+    Footer,
+    Header,
+    Judged,
+    Measurement,
+    ModelResult,
+    Row,
+)
+from fx_quant_conformance.reports.verdicts import Outcome
 
 
 class ResultsWriter:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from reports.results import Results, read_results
-from reports.verdicts import Outcome
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.verdicts import Outcome
+from fx_quant_conformance.reports.writer import ResultsWriter
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.names import list_names
+from fx_quant_conformance.backends.names import list_names
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_argcomplete = pytest.mark.skipif(find_spec("argcomplete") is None, reason="needs argcomplete")
@@ -43,11 +43,11 @@ def answer(tmp_path: Path, line: str, words: int, folder: Path = ROOT) -> list[s
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("python -m reports ver", ["verify"]),
-        ("python -m reports render --ba", ["--baseline"]),
-        ("python -m conformance cl", ["claims-of"]),
-        ("python -m conformance claims-of --pa", ["--pattern"]),
-        ("python -m conformance run --ca", ["--case-timeout"]),
+        ("python -m fx_quant_conformance report ver", ["verify"]),
+        ("python -m fx_quant_conformance report render --ba", ["--baseline"]),
+        ("python -m fx_quant_conformance cl", ["claims-of"]),
+        ("python -m fx_quant_conformance claims-of --pa", ["--pattern"]),
+        ("python -m fx_quant_conformance run --ca", ["--case-timeout"]),
     ],
 )
 def test_commands_and_options_are_completed(tmp_path: Path, line: str, expected: list[str]) -> None:
@@ -61,21 +61,19 @@ def test_pytest_completes_names_of_backends_for_an_option_of_the_suite(tmp_path:
 
 
 @needs_argcomplete
-@pytest.mark.parametrize("module", ["reports", "conformance"])
-def test_argcompletes_script_finds_the_mark_of_a_module(module: str) -> None:
-    command = [sys.executable, "-m", "argcomplete._check_module", module]
+def test_argcompletes_script_finds_the_mark_of_the_module() -> None:
+    command = [sys.executable, "-m", "argcomplete._check_module", "fx_quant_conformance"]
     subprocess.run(command, check=True, cwd=ROOT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["reports", "conformance"])
-def test_without_argcomplete_a_command_is_as_ever(tmp_path: Path, module: str) -> None:
+def test_without_argcomplete_a_command_is_as_ever(tmp_path: Path) -> None:
     """Also where the shell asks, as one does that is set up for another environment."""
     (folder := tmp_path / "modules").mkdir()
     (folder / "argcomplete.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(folder), str(ROOT)])
     for asked in ({}, {"_ARGCOMPLETE": "1", "COMP_LINE": "", "COMP_POINT": "0"}):
         environment = os.environ | {"PYTHONPATH": path} | asked
-        command = [sys.executable, "-m", module, "--help"]
+        command = [sys.executable, "-m", "fx_quant_conformance", "--help"]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0 and f"usage: python -m {module}" in done.stdout, done.stderr
+        assert done.returncode == 0 and "usage: fx-quant-conformance" in done.stdout, done.stderr

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from backends.names import SHIPPED
-from conformance.claims.limits import OWN_ARGUMENTS, list_arguments
-from conformance.machine.environment import read_detection_power
-from conformance.ops.table import OP_SAMPLES
-from conformance.run.judging import BASELINES
-from conformance.run.options import OPTIONS
-from conformance.stages.state import STAGES
-from refimpl.patterns import leaf_name
-from reports.baseline import name_file, read_baseline_file
-from reports.diff import Change
-from reports.families import OTHER, find_family
-from reports.results import read_results
-from reports.verdicts import VERDICT_TEXTS, VERDICTS, Outcome, Verdict
+from fx_quant_conformance.backends.names import SHIPPED
+from fx_quant_conformance.conformance.claims.limits import OWN_ARGUMENTS, list_arguments
+from fx_quant_conformance.conformance.machine.environment import read_detection_power
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.run.judging import BASELINES
+from fx_quant_conformance.conformance.run.options import OPTIONS
+from fx_quant_conformance.conformance.stages.state import STAGES
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.reports.baseline import name_file, read_baseline_file
+from fx_quant_conformance.reports.diff import Change
+from fx_quant_conformance.reports.families import OTHER, find_family
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, VERDICTS, Outcome, Verdict
 from tests.mutants.mutants import MUTANTS
 from tests.support.torchao import needs_torchao
 from tests.support.warm_python import run_python
@@ -99,7 +99,7 @@ def test_the_documents_name_what_exists() -> None:
     for verdict in VERDICTS:
         assert verdict.value in README, f"README does not explain {verdict.value}"
     help_text = run("-m", "pytest", "conformance", "--help").stdout
-    help_text += "".join(run("-m", "reports", command, "--help").stdout for command in COMMANDS)
+    help_text += "".join(run("-m", "fx_quant_conformance", "report", command, "--help").stdout for command in COMMANDS)
     options = set(re.findall(r"`(--[a-z-]+)", README + DOCS["options"] + DOCS["reports"]))
     assert len(options) > 15
     assert [option for option in options if option not in help_text] == []

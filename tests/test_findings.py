@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from backends.discovery import find_backend
-from backends.names import SHIPPED
-from conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import SHIPPED
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from tests.support.torchao import require_torchao
 from tests.support.warm_python import run_python
 from tests.test_documents import ENGINES, RUNTIMES, UPDATE, hold_table

@@ -12,26 +12,31 @@ from pathlib import Path
 
 import pytest
 
-import refimpl
+from fx_quant_conformance import refimpl
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-WHOLE = ("backends.base", "backends.exporting", "reports.schema", "reports.verdicts")
+WHOLE = (
+    "fx_quant_conformance.backends.base",
+    "fx_quant_conformance.backends.exporting",
+    "fx_quant_conformance.reports.schema",
+    "fx_quant_conformance.reports.verdicts",
+)
 """Modules of which everything public is documented."""
 DOORS = (
-    "backends.lowering.lower_reference",
-    "conformance.vendor.register",
-    "conformance.vendor.Input",
-    "reports.results.read_results",
-    "reports.html.render_html",
-    "reports.markdown.markdown",
-    "reports.diff.compare_runs",
-    "reports.merge.merge",
-    "reports.compare.render_board",
-    "reports.certificate.certify",
-    "reports.certificate.verify",
+    "fx_quant_conformance.backends.lowering.lower_reference",
+    "fx_quant_conformance.register",
+    "fx_quant_conformance.Input",
+    "fx_quant_conformance.reports.results.read_results",
+    "fx_quant_conformance.reports.html.render_html",
+    "fx_quant_conformance.reports.markdown.markdown",
+    "fx_quant_conformance.reports.diff.compare_runs",
+    "fx_quant_conformance.reports.merge.merge",
+    "fx_quant_conformance.reports.compare.render_board",
+    "fx_quant_conformance.reports.certificate.certify",
+    "fx_quant_conformance.reports.certificate.verify",
 )
 
 

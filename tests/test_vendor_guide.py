@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.scaffold.skeleton import FILES, render_files
+from fx_quant_conformance.conformance.scaffold.skeleton import FILES, render_files
 from tests.support.checkout import make_checkout
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, QuantizerRequest
-from backends.names import format_error
-from conformance.annotations.probe import BothPlaces, Probe, Prober
-from conformance.annotations.programs import make_program
+from fx_quant_conformance.backends.base import Backend, QuantizerRequest
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe, Prober
+from fx_quant_conformance.conformance.annotations.programs import make_program
 
 
 class QuantizerNotFound(Exception):

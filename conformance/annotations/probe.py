@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.names import format_error
-from conformance.annotations.reading import PatternReading, read_probes
-from conformance.annotations.remembered import remember_patterns
-from conformance.claims.build import build_model
-from conformance.claims.case import Case
-from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.ops.op_model import Role
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.annotations.reading import PatternReading, read_probes
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
+from fx_quant_conformance.conformance.ops.op_model import Role
 
 AT_ONCE = 48
 """How many patterns are probed in one graph."""

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.annotations.probe import prepare
-from refimpl import explain
-from refimpl.exported import CALLED, OF_MODEL, export_open
-from refimpl.exported_calls import ANNOTATION
-from refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.conformance.annotations.probe import prepare
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.exported import CALLED, OF_MODEL, export_open
+from fx_quant_conformance.refimpl.exported_calls import ANNOTATION
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.annotations.probe import BothPlaces, Probed
-from conformance.annotations.reading import Observed, PatternReading
-from refimpl.dtype_choice import ObserverFacts
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probed
+from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
+from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts
 
 _TENSORS = ("inputs", "outputs")
 _TEXTS = ("floats", "inside", "ops", "asking", "silent_takers", "silent_givers")

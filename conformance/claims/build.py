@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
 
 PRELUDE = "prelude"
 """Name of the module before the pattern."""

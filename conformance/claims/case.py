@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.ops.op_model import Input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

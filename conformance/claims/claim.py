@@ -17,15 +17,21 @@ from typing import Any, Literal
 
 import torch
 
-from backends.base import Capabilities
-from conformance.claims.kinds import Kind, kind_of
-from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
-from conformance.ops.fused_modules import MEMBERS, QAT_OF, root_of, weight_axis_of
-from conformance.ops.table import WEIGHTED
-from conformance.oracle.error_bounds import MOVES
-from conformance.oracle.table import rule_of
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.patterns import leaves, pattern_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.kinds import Kind, kind_of
+from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
+from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS, QAT_OF, root_of, weight_axis_of
+from fx_quant_conformance.conformance.ops.table import WEIGHTED
+from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
+from fx_quant_conformance.conformance.oracle.table import rule_of
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ObservationType,
+)
+from fx_quant_conformance.refimpl.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
 FLOAT16 = "float16"

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.claims.effort import Effort
-from conformance.claims.kinds import INTEGERS
-from conformance.ops.op_model import Input, Role
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.effort import Effort
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS
+from fx_quant_conformance.conformance.ops.op_model import Input, Role
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 Batch = tuple[Tensor, ...]
 """A tensor for each input of a model."""

@@ -12,17 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backends.base import Taken
-from conformance.claims.claim import Claim
-from conformance.claims.qconfigs import qconfig_for
-from conformance.claims.registry import Registered, read_inputs
-from conformance.ops.fused_modules import BENDING, BY_CHANNEL, EPILOGUES, MEMBERS, QAT_OF, make_epilogue, root_of
-from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from conformance.ops.variants import Arguments, OpSamples
-from conformance.ops.weighted import count_out_channels
-from refimpl import MatchAllNode
-from refimpl.patterns import is_chain, leaf_name, leaves
+from fx_quant_conformance.backends.base import Taken
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.qconfigs import qconfig_for
+from fx_quant_conformance.conformance.claims.registry import Registered, read_inputs
+from fx_quant_conformance.conformance.ops.fused_modules import (
+    BENDING,
+    BY_CHANNEL,
+    EPILOGUES,
+    MEMBERS,
+    QAT_OF,
+    make_epilogue,
+    root_of,
+)
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
+from fx_quant_conformance.conformance.ops.weighted import count_out_channels
+from fx_quant_conformance.refimpl import MatchAllNode
+from fx_quant_conformance.refimpl.patterns import is_chain, leaf_name, leaves
 
 _JOINS = frozenset((torch.add, operator.add, torch.sub, operator.sub, torch.mul, operator.mul))
 """What may join a second input to the result of a chain."""
@@ -213,7 +221,7 @@ def _cannot_build(what: str, claim: Claim) -> str:
     for leaf in claim.ops:
         if isinstance(leaf, str) and not hasattr(torch.Tensor, leaf):
             return f"torch.Tensor has no method {leaf}: the entry can never match"
-    register = f"conformance.vendor.register({claim.pattern}, build, inputs)"
+    register = f"fx_quant_conformance.register({claim.pattern}, build, inputs)"
     return f"the suite cannot build {what}; make it buildable with {register}"
 
 

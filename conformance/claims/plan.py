@@ -9,20 +9,20 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from backends.base import Capabilities
-from conformance.claims.build import Preluded
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.kinds import Kind, fixed_qparams_of
-from conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
-from conformance.claims.qconfigs import fixed_range_of
-from conformance.claims.quick import Share, choose_cases
-from conformance.claims.registered_plan import evaluate, keep_finite, list_registered
-from conformance.claims.registry import Registered, registered_for
-from conformance.ops.op_model import Input
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from refimpl import ObservationType
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.build import Preluded
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
+from fx_quant_conformance.conformance.claims.kinds import Kind, fixed_qparams_of
+from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, is_norm, is_taken, plan_pattern
+from fx_quant_conformance.conformance.claims.qconfigs import fixed_range_of
+from fx_quant_conformance.conformance.claims.quick import Share, choose_cases
+from fx_quant_conformance.conformance.claims.registered_plan import evaluate, keep_finite, list_registered
+from fx_quant_conformance.conformance.claims.registry import Registered, registered_for
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.refimpl import ObservationType
+from fx_quant_conformance.refimpl.patterns import leaf_name
 
 # Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
 # from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to the end of int32.

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from backends.base import Backend
-from refimpl import ConvertCustomConfig, FakeQuantize, PrepareCustomConfig, QConfig, QConfigError
-from refimpl.dtype_choice import ObserverReader, QConfigFacts, choose_dtype_config
-from refimpl.dtype_config import DTypeConfig
-from refimpl.observers import Constructor
-from refimpl.qconfig import as_qconfig
+from fx_quant_conformance.backends.base import Backend
+from fx_quant_conformance.refimpl import ConvertCustomConfig, FakeQuantize, PrepareCustomConfig, QConfig, QConfigError
+from fx_quant_conformance.refimpl.dtype_choice import ObserverReader, QConfigFacts, choose_dtype_config
+from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.observers import Constructor
+from fx_quant_conformance.refimpl.qconfig import as_qconfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.ops.fused_modules import MEMBERS, QAT_OF
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS, QAT_OF
 
 _ALIKE: dict[Any, Any] = {F.relu: nn.ReLU, torch.relu: nn.ReLU}
 

@@ -10,13 +10,20 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from conformance.claims.case import ValueRange
-from conformance.ops.op_model import Input
-from conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
-from conformance.oracle.table import OP_RULES, add_vendor_rule
-from refimpl import ConfigError
-from refimpl.patterns import Pattern, complex_normal_form, is_match_all, leaves, normal_form, pattern_name
-from reports.text import pluralize
+from fx_quant_conformance.conformance.claims.case import ValueRange
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
+from fx_quant_conformance.conformance.oracle.table import OP_RULES, add_vendor_rule
+from fx_quant_conformance.refimpl import ConfigError
+from fx_quant_conformance.refimpl.patterns import (
+    Pattern,
+    complex_normal_form,
+    is_match_all,
+    leaves,
+    normal_form,
+    pattern_name,
+)
+from fx_quant_conformance.reports.text import pluralize
 
 Inputs: TypeAlias = Sequence[Sequence[int] | Input]
 """A shape for each input of a model, or an Input."""
@@ -103,7 +110,11 @@ def register(
     _registered.update(dict.fromkeys(keys, registered))
     if roundings is None:
         return
-    rule = OpRule(arithmetic=FUNCTION, bound=partial(bound_evaluation, roundings), source="conformance.vendor.register")
+    rule = OpRule(
+        arithmetic=FUNCTION,
+        bound=partial(bound_evaluation, roundings),
+        source="fx_quant_conformance.register",
+    )
     for leaf in leaves(keys[0]):
         if leaf not in OP_RULES and not is_match_all(leaf):
             add_vendor_rule(leaf, rule)

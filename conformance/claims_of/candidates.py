@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from backends.discovery import find_backend
-from conformance.claims.case import Case
-from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
-from conformance.claims.plan import VALUE_RANGES
-from conformance.ops.fused_modules import EPILOGUES, QAT_OF
-from conformance.ops.op_model import Input
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from conformance.ops.variants import Arguments
-from refimpl import BackendPatternConfig, DTypeConfig
-from refimpl.patterns import Pattern, leaf_name, pattern_name
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
+from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
+from fx_quant_conformance.conformance.ops.fused_modules import EPILOGUES, QAT_OF
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl.patterns import Pattern, leaf_name, pattern_name
 
 _CONFIGS = ("native", "onednn", "tensorrt", "executorch")
 """The other three of the seven configs, fbgemm, x86 and qnnpack, have no pattern that these do not have."""

@@ -1,4 +1,4 @@
-"""``python -m conformance claims-of``: find Quantizers, probe them in a child process, write what they amount to."""
+"""``fx-quant-conformance claims-of``: find Quantizers, probe them in a child process, write what they amount to."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from backends.discovery import find_attribute
-from backends.names import BackendNotFound, format_error
-from conformance.annotations.asking import QuantizerNotFound, check_torchao
-from conformance.annotations.remembered import remember_patterns
-from conformance.claims_of.derive import ProbeRow, count_claims, derive_config
-from conformance.claims_of.merging import Part, merge_parts
-from conformance.claims_of.writing import WIDTH, render_module, render_table
-from conformance.machine.child import Answer, Ending, Parent, Recipe
-from conformance.machine.frames import Frame
-from conformance.machine.release import DISTRIBUTION, read_suite_version
-from conformance.machine.workplace import Workplace, make_answer
-from reports.numbers import Scalar
-from reports.schema import Measurement
+from fx_quant_conformance.backends.discovery import find_attribute
+from fx_quant_conformance.backends.names import BackendNotFound, format_error
+from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, check_torchao
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, count_claims, derive_config
+from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
+from fx_quant_conformance.conformance.claims_of.writing import WIDTH, render_module, render_table
+from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.release import DISTRIBUTION, ROOT, read_suite_version
+from fx_quant_conformance.conformance.machine.workplace import Workplace, make_answer
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Measurement
 
-_ROOT = Path(__file__).resolve().parents[2]
 _TOPIC = "claims-of"
 _MOST_PRINTED = 2000
 
@@ -167,7 +165,7 @@ def _format_origin(
     request: ClaimsOf, quantizers: Sequence[Any], parts: Sequence[Part], rows: tuple[ProbeRow, ...]
 ) -> list[str]:
     kinds = dict.fromkeys(f"{type(each).__module__}.{type(each).__qualname__}" for each in quantizers)
-    suite = f"{DISTRIBUTION} {read_suite_version(_ROOT)}"
+    suite = f"{DISTRIBUTION} {read_suite_version(ROOT)}"
     options = [
         *([f"--name={request.config_name}"] if request.config_name else []),
         *([f"--line-length={request.width}"] if request.width != WIDTH else []),
@@ -175,7 +173,7 @@ def _format_origin(
     ]
     return [
         f"Quantizer: {', '.join(kinds)}",
-        f"Command: python -m conformance claims-of {' '.join([*options, str(request)])}",
+        f"Command: fx-quant-conformance claims-of {' '.join([*options, str(request)])}",
         f"Versions: torch {version('torch')}, torchao {version('torchao')}, {suite}",
         *(_format_flow(part) for part in parts),
         *([f"Together: {count_claims(rows)} of {len(rows)} patterns."] if len(parts) > 1 else []),

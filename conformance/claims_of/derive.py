@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from conformance.annotations.probe import Probe, Probed, Prober
-from conformance.claims.case import Case
-from conformance.claims.claim import dtype_config_text
-from conformance.claims_of.candidates import (
+from fx_quant_conformance.conformance.annotations.probe import Probe, Probed, Prober
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import dtype_config_text
+from fx_quant_conformance.conformance.claims_of.candidates import (
     WITH_NUMBER,
     copy_entry,
     is_of_qat,
@@ -22,12 +22,19 @@ from conformance.claims_of.candidates import (
     plan_candidate,
     probed_pattern,
 )
-from conformance.claims_of.claiming import NO_INPUT, NOT_ANNOTATED, OUTPUT_LEFT, Derived, NoWordsError, derive_claim
-from conformance.ops.fused_modules import root_of
-from conformance.ops.table import WEIGHTED
-from conformance.ops.variants import Arguments
-from refimpl import BackendConfig, BackendPatternConfig
-from refimpl.patterns import Pattern, pattern_name
+from fx_quant_conformance.conformance.claims_of.claiming import (
+    NO_INPUT,
+    NOT_ANNOTATED,
+    OUTPUT_LEFT,
+    Derived,
+    NoWordsError,
+    derive_claim,
+)
+from fx_quant_conformance.conformance.ops.fused_modules import root_of
+from fx_quant_conformance.conformance.ops.table import WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig
+from fx_quant_conformance.refimpl.patterns import Pattern, pattern_name
 
 _BETWEEN = "only between quantized ops"
 

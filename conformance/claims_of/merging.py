@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from conformance.claims.claim import dtype_config_text, has_weight
-from conformance.claims_of.candidates import is_of_qat
-from conformance.claims_of.claiming import NOT_ANNOTATED
-from conformance.claims_of.derive import ProbeRow
-from conformance.ops.fused_modules import MEMBERS
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.conformance.claims.claim import dtype_config_text, has_weight
+from fx_quant_conformance.conformance.claims_of.candidates import is_of_qat
+from fx_quant_conformance.conformance.claims_of.claiming import NOT_ANNOTATED
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
+from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl.patterns import pattern_name
 
 _ONE_FLOW = "in one flow only, for which a config has no words"
 

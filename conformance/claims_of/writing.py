@@ -18,10 +18,10 @@ import torch
 import torch.ao.nn.quantized.reference as nnqr
 from tabulate import tabulate
 
-from backends import onednn_fusers
-from conformance.claims.kinds import kind_of
-from conformance.claims_of.derive import ProbeRow
-from refimpl import (
+from fx_quant_conformance.backends import onednn_fusers
+from fx_quant_conformance.conformance.claims.kinds import kind_of
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
@@ -29,9 +29,10 @@ from refimpl import (
     MatchAllNode,
     ObservationType,
 )
-from refimpl.fusers import assemble, sequential
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.fusers import assemble, sequential
+from fx_quant_conformance.refimpl.patterns import leaf_name
 
+_REFIMPL = "fx_quant_conformance.refimpl"
 WIDTH = 88
 """The longest line that is written, unless another is asked for."""
 _SHORT = {
@@ -221,7 +222,7 @@ def _format_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) 
     dtype = spelling.spell(constraints.dtype)
     if not bounds:
         return dtype
-    spelling.take("refimpl", "DTypeWithConstraints")
+    spelling.take(_REFIMPL, "DTypeWithConstraints")
     return "\n".join(
         _call("DTypeWithConstraints", [dtype, *bounds], indent="    ", first=len("output_dtype="), width=spelling.width)
     )
@@ -271,7 +272,7 @@ class _Spelling:
         self.width = width
         self.modules = set[str]()
         self.names = defaultdict[str, set[str]](set)
-        self.names["refimpl"] = {"BackendConfig", "BackendPatternConfig", "DTypeConfig", "ObservationType"}
+        self.names[_REFIMPL] = {"BackendConfig", "BackendPatternConfig", "DTypeConfig", "ObservationType"}
         self.names["typing"] = {"Any"}
 
     def spell(self, value: Any) -> str:
@@ -294,7 +295,7 @@ class _Spelling:
         name = str(value) if isinstance(value, torch.dtype) else _PUBLIC.get(id(value)) or leaf_name(value)
         namespace = name.partition(".")[0]
         if name == "MatchAllNode":
-            return self.take("refimpl", name)
+            return self.take(_REFIMPL, name)
         if namespace == "nn":
             self.take("torch", "nn")
         elif namespace in _NAMESPACES and name.count(".") == 1:

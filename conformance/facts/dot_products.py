@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.facts.probe_models import WEIGHT_END, WEIGHT_SCALE, ProbeModel, Site, make_operand
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.facts.probe_models import WEIGHT_END, WEIGHT_SCALE, ProbeModel, Site, make_operand
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 CHANNELS = 8  # of every output: kernels of depthwise convolutions want a multiple of 8
 ANCHORS = torch.tensor([WEIGHT_END, -WEIGHT_END]).double()  # fix the weight's scale; their operands are at rest

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
 Key = TypeVar("Key", bound=Hashable)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.qconfigs import make_qconfig, observer_arguments_of
-from conformance.facts.kernel_models import Rounding, Rule
-from conformance.machine.fault import FaultFound
-from conformance.machine.memory import fill_memory
-from conformance.ops.op_model import OneInput, Step, TwoInputs
-from conformance.oracle.grids import Grid
-from conformance.stages.bench import Bench
-from conformance.stages.execution import ask_execution
-from conformance.stages.lower import lower, run_lowered
-from conformance.stages.state import LoweredModel
-from refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
-from refimpl.observers import dtype_range
+from fx_quant_conformance.conformance.claims.qconfigs import make_qconfig, observer_arguments_of
+from fx_quant_conformance.conformance.facts.kernel_models import Rounding, Rule
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.machine.memory import fill_memory
+from fx_quant_conformance.conformance.ops.op_model import OneInput, Step, TwoInputs
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.execution import ask_execution
+from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
+from fx_quant_conformance.conformance.stages.state import LoweredModel
+from fx_quant_conformance.refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
+from fx_quant_conformance.refimpl.observers import dtype_range
 
 WEIGHT_SCALE = 2.0**-7
 """The scale of every weight: a weight holds 127 steps somewhere, in each channel."""

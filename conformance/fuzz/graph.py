@@ -18,21 +18,29 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backends.base import Capabilities
-from conformance.claims.case import Case
-from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.kinds import INTEGERS
-from conformance.claims.pattern_plan import is_norm, is_taken
-from conformance.claims.plan import VALUE_RANGES
-from conformance.fuzz.options import JOINS, PAIRS, options_for
-from conformance.ops.calls import Shape
-from conformance.ops.fused_modules import BENDING, BY_CHANNEL, EPILOGUES
-from conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step, ThreeInputs, TwoInputs
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from conformance.ops.variants import Arguments
-from conformance.ops.weighted import LayerShape
-from conformance.whole_models.setups import ModelSetup
-from refimpl.patterns import is_chain, leaf_name, pattern_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS
+from fx_quant_conformance.conformance.claims.pattern_plan import is_norm, is_taken
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
+from fx_quant_conformance.conformance.fuzz.options import JOINS, PAIRS, options_for
+from fx_quant_conformance.conformance.ops.calls import Shape
+from fx_quant_conformance.conformance.ops.fused_modules import BENDING, BY_CHANNEL, EPILOGUES
+from fx_quant_conformance.conformance.ops.op_model import (
+    MODEL_OF,
+    Input,
+    OneInput,
+    PatternModel,
+    Step,
+    ThreeInputs,
+    TwoInputs,
+)
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.conformance.ops.weighted import LayerShape
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.refimpl.patterns import is_chain, leaf_name, pattern_name
 
 Choose = Callable[[Sequence[Any]], Any]
 """Picks one of several options."""

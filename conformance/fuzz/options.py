@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from conformance.ops.calls import Shape
-from conformance.ops.op_model import OneInput
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from conformance.ops.variants import Arguments, Fixed
-from conformance.ops.weighted import LayerShape
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.conformance.ops.calls import Shape
+from fx_quant_conformance.conformance.ops.op_model import OneInput
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed
+from fx_quant_conformance.conformance.ops.weighted import LayerShape
+from fx_quant_conformance.refimpl.patterns import leaf_name
 
 OptionsFor = Callable[[Any, Shape], list[dict[str, Any]]]
 

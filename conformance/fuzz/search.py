@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from backends.names import format_error
-from conformance.claims.build import build_model
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.effort import PROFILES
-from conformance.claims.inputs import Batch
-from conformance.fuzz.graph import (
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.effort import PROFILES
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.fuzz.graph import (
     Choose,
     Drawing,
     DrawnCall,
@@ -36,28 +36,28 @@ from conformance.fuzz.graph import (
     subgraph_of,
     waived_patterns,
 )
-from conformance.machine.child import Ending
-from conformance.machine.fault import FaultFound
-from conformance.machine.workplace import LostProcess, WorkResult, fault_of_lost_work
-from conformance.pipeline.job import Job
-from conformance.reproducers.script import Failure, script_of
-from conformance.reproducers.spelling import NoScriptError
-from conformance.reproducers.standalone import fails_standalone
-from conformance.stages.bench import Bench
-from conformance.whole_models.jobs import unit_of
-from conformance.whole_models.judging import (
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.machine.workplace import LostProcess, WorkResult, fault_of_lost_work
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.reproducers.script import Failure, script_of
+from fx_quant_conformance.conformance.reproducers.spelling import NoScriptError
+from fx_quant_conformance.conformance.reproducers.standalone import fails_standalone
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.judging import (
     JudgedModel,
     draw_reference,
     judge_run,
     make_failed_check,
     verify_model,
 )
-from conformance.whole_models.setups import EXTENTS, ModelSetup, setups_of
-from conformance.whole_models.subgraphs import cut_subgraphs
-from conformance.whole_models.units import ModelUnit
-from refimpl import BackendConfig
-from reports.schema import Check, ModelResult, evidence
-from reports.verdicts import FAULTY, PASSING, Verdict
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, ModelSetup, setups_of
+from fx_quant_conformance.conformance.whole_models.subgraphs import cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.reports.schema import Check, ModelResult, evidence
+from fx_quant_conformance.reports.verdicts import FAULTY, PASSING, Verdict
 
 SHARES = 4
 """Jobs per setup. The first draws from all patterns; the others draw from half of them each, and no number as an

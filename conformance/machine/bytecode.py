@@ -4,6 +4,8 @@ Python takes a cached file for the code of a source that has the time and size w
 anything, and neither git nor a release's RECORD knows it. What is loaded before a door of the suite calls
 `compile_sources` comes from the cache: `conformance.machine.release.FIRST`, whose cached files are compared with their
 sources, so that the run is not one of a clean checkout if they differ.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import NoReturn
 
-from conformance.machine.release import PACKAGES
+from fx_quant_conformance.conformance.machine.release import NAMES
 
 
 class FromSource(SourceFileLoader):
@@ -33,7 +35,7 @@ class SuiteFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module of the suite is; None for others."""
-        if fullname.partition(".")[0] not in PACKAGES:
+        if fullname.partition(".")[0] not in NAMES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:

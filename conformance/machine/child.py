@@ -26,8 +26,8 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from conformance.machine.frames import Frame, NoAnswer, WireError, receive_frame, send_frame
-from conformance.machine.process import (
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError, receive_frame, send_frame
+from fx_quant_conformance.conformance.machine.process import (
     PATIENCE,
     SPARE,
     cut_flood,
@@ -38,13 +38,17 @@ from conformance.machine.process import (
     settle,
     stand_guard,
 )
-from reports.text_enum import TextEnum
+from fx_quant_conformance.reports.text_enum import TextEnum
 
 HAS_CHILDREN = "forkserver" in multiprocessing.get_all_start_methods()
 """Whether this platform makes processes as the suite needs them: Linux and macOS do."""
 TELL, CALL = "tell", "call"
 """Keys of frames that are no answer yet: what a child tells its parent, and what it asks its parent for."""
-PRELOADED = ("conformance.machine.compiled", "conformance.run.judge", "conformance.remote.server")
+PRELOADED = (
+    "fx_quant_conformance.conformance.machine.compiled",
+    "fx_quant_conformance.conformance.run.judge",
+    "fx_quant_conformance.conformance.remote.server",
+)
 """The modules that all children of a run have, in the order of their import."""
 MOST_GROWTH_MIB = 512
 """By how many MiB a child may have grown since its first answer before it is too large."""

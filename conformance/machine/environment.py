@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from conformance.machine.release import read_suite_commit, read_suite_version
-from reports.numbers import Scalar
+from fx_quant_conformance.conformance.machine.release import read_suite_commit, read_suite_version
+from fx_quant_conformance.reports.numbers import Scalar
 
 DETECTION = Path(__file__).resolve().parents[1] / "detection-power.json"
 CPUINFO = Path("/proc/cpuinfo")

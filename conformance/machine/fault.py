@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from reports.schema import Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

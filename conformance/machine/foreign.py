@@ -18,12 +18,11 @@ from types import ModuleType
 
 from packaging.requirements import Requirement
 
-from conformance.machine.release import DISTRIBUTION, PACKAGES
-from reports.schema import OF_VENDOR
+from fx_quant_conformance.conformance.machine.release import DISTRIBUTION, FOLDERS, ROOT, find_package
+from fx_quant_conformance.reports.schema import OF_VENDOR
 
 NEEDED = (f"{DISTRIBUTION}[digits]", "setuptools")
 """Distributions that are not foreign, nor what they depend on; setuptools puts a module into every process."""
-_ROOT = Path(__file__).resolve().parents[2]
 _NOT_OF_PYTHON = frozenset({"site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"})
 """Names in the folder of Python's own library of what others put there."""
 _OF_INSTALLERS = ("_virtualenv.py", "__editable__")
@@ -79,7 +78,11 @@ def _is_known(path: str) -> bool:
 @functools.cache
 def _list_known() -> tuple[str, ...]:
     """Return how the paths of all that is not foreign begin."""
-    places = {str(_ROOT / "conftest.py"), *(str(_ROOT / name) + os.sep for name in PACKAGES)}
+    places = {
+        str(ROOT / "conftest.py"),
+        *(str(ROOT / name) + os.sep for name in FOLDERS),
+        f"{find_package(ROOT)}{os.sep}",
+    }
     places.update(os.path.join(sysconfig.get_path("purelib"), name) for name in _OF_INSTALLERS)
     places.add(os.path.join(sys.base_prefix, "DLLs") + os.sep)  # Python's own, on Windows
     for library in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}:

@@ -22,8 +22,8 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from conformance.machine.environment import CPUINFO, X86, read_cpu
-from reports.levels import FLAGS
+from fx_quant_conformance.conformance.machine.environment import CPUINFO, X86, read_cpu
+from fx_quant_conformance.reports.levels import FLAGS
 
 VARIABLES = ("ATEN_CPU_CAPABILITY", "FBGEMM_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 MARK = "FX_CONFORMANCE_ISA_PROCESS"

@@ -11,11 +11,11 @@ import re
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar, Literal, TypeVar, cast
 
-from reports.codec import KINDS, Message, decode, line_of, loads
-from reports.numbers import Scalar
+from fx_quant_conformance.conformance.machine.release import ROOT, find_package
+from fx_quant_conformance.reports.codec import KINDS, Message, decode, line_of, loads
+from fx_quant_conformance.reports.numbers import Scalar
 
 Sent = TypeVar("Sent", bound=Message)
 
@@ -61,7 +61,7 @@ class Tally:
 
 MESSAGES: Mapping[str, type[Message]] = {**KINDS, **{cls.kind: cls for cls in (Begin, Trace, Tally)}}
 
-_FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(Path(__file__).parents[2])}
+_FOLDERS = {*(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")), str(find_package(ROOT).parent)}
 _PLACES = tuple(json.dumps(f"{folder}{os.sep}")[1:-1] for folder in sorted(_FOLDERS, key=len, reverse=True))
 _VOLATILE = re.compile(r"(<eval_with_key>)\.\d+|(0x)[0-9a-f]{6,}")
 

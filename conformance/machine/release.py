@@ -3,7 +3,7 @@
 A release says of itself from which commit it was built (`COMMIT`, which ``setup.py`` writes), and its RECORD has the
 digest of every file. A checkout is held to the objects of its commit, file by file: ``git status`` believes an index, a
 configuration and lists of what to ignore, which anyone may change. Nothing here needs another package: the build
-imports it too.
+imports it too. PYTEST_DONT_REWRITE: pytest caches it as it is.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from importlib.util import cache_from_source, source_hash
 from itertools import chain
 from pathlib import Path
 
-from conformance.machine.toml import TomlError, parse_toml
+from fx_quant_conformance.conformance.machine.toml import TomlError, parse_toml
 
 DISTRIBUTION = "fx-quant-conformance"
+PACKAGE = "fx_quant_conformance"
+"""The package that is installed, and that all modules of the suite belong to."""
+FOLDERS = ("backends", "conformance", "refimpl", "reports")
+"""The packages inside of it: in a checkout they lie beside it, and links in it lead to them."""
+NAMES = (PACKAGE, "conformance")
+"""The first names of the suite's modules: of a checkout, pytest imports tests and conftest.py of ``conformance/``."""
 COMMIT = Path("conformance", "machine", "commit.txt")
 """The file of a release that names the commit, below the folder of the packages; a checkout does not have it."""
 UNKNOWN = "unknown"
-PACKAGES = ("backends", "conformance", "refimpl", "reports", "fx_quant_conformance")
-"""The suite's own packages."""
 _OWN = Path(__file__).resolve()
+ROOT = _OWN.parents[2]
+"""The folder that `FOLDERS` lie in: a checkout, or the installed package itself."""
 _CODE = tuple(all_suffixes())
 """How the names of files end that Python imports: sources, compiled code, extensions."""
 _OF_PYTEST = frozenset(
@@ -39,7 +45,8 @@ _OF_PYTEST = frozenset(
 )
 """Names of files that tell pytest what to load."""
 FIRST = (
-    "conftest.py",
+    "__init__.py",
+    "plugin.py",
     "conformance/__init__.py",
     "conformance/conftest.py",
     "conformance/machine/__init__.py",
@@ -47,10 +54,8 @@ FIRST = (
     "conformance/machine/compiled.py",
     "conformance/machine/release.py",
     "conformance/machine/toml.py",
-    "fx_quant_conformance/__init__.py",
-    "fx_quant_conformance/plugin.py",
 )
-"""The modules that a run may load before it compiles the suite from its sources (`conformance.machine.bytecode`)."""
+"""The modules of the package that a run may load before it compiles the suite from its sources (`bytecode`)."""
 _BY_TIME, _BY_HASH = 0, 3
 """How a cached file names its source: by time and size, or by its hash."""
 _WORD = 0xFFFFFFFF
@@ -61,12 +66,14 @@ _LINK, _FOLDER = "120000", "160000"
 def read_suite_version(root: Path) -> str:
     """Return the version of the suite whose packages lie in ``root``: a checkout's, or a release's; else "unknown"."""
     try:
-        project = parse_toml((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        if project["name"] == DISTRIBUTION:  # beside installed packages may lie anyone's
-            return str(project["version"])
+        return str(parse_toml((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
     except (OSError, KeyError, TomlError):
-        pass
-    return next((each.version for each in _find_distributions(root)), UNKNOWN)
+        return next((each.version for each in _find_distributions(root)), UNKNOWN)
+
+
+def find_package(root: Path) -> Path:
+    """Return the folder of the suite's package whose packages lie in ``root``."""
+    return root / PACKAGE if (root / PACKAGE).is_dir() else root
 
 
 def read_suite_commit(root: Path) -> str:
@@ -101,12 +108,11 @@ def find_change(root: Path) -> str:
 
 def _list_planted(root: Path) -> Iterator[str]:
     """Yield what is cached of the modules that a run loads first, and Python or pytest takes, but is not their code."""
-    for name in FIRST:
-        source = root / name
+    for source in (root / "conftest.py", *(find_package(root) / name for name in FIRST)):
         folder = Path(cache_from_source(str(source))).parent
         for cached in sorted(folder.glob(f"{source.stem}.{sys.implementation.cache_tag}*.pyc")):
             if (".opt-" in cached.name) == bool(sys.flags.optimize) and not _is_faithful(cached, source):
-                yield f"{cached} is not the code of {name}"
+                yield f"{cached} is not the code of {source.relative_to(root).as_posix()}"
 
 
 def _is_faithful(cached: Path, source: Path) -> bool:
@@ -172,7 +178,7 @@ def _list_strangers(root: Path, tracked: Collection[str]) -> Iterator[str]:
             path = f"{folder}/{entry.name}" if folder else entry.name
             if path in tracked or path in folders:
                 continue
-            is_own = folder.partition("/")[0] in PACKAGES
+            is_own = folder.partition("/")[0] in (PACKAGE, *FOLDERS)
             is_file = not entry.is_dir()
             if _is_package(entry.path) or (is_file and (is_own or entry.name.endswith(_CODE) or path in _OF_PYTEST)):
                 yield f"{path} is not in its commit"
@@ -196,11 +202,12 @@ def _run_git(root: Path, *arguments: str) -> bytes | None:
 
 
 def _find_distributions(root: Path) -> Iterator[Distribution]:
-    return iter(distributions(name=DISTRIBUTION, path=[str(root)]))
+    """Yield the installed distributions of which ``root`` is the package."""
+    return iter(distributions(name=DISTRIBUTION, path=[str(root.parent)]))
 
 
 def _read_record(root: Path) -> dict[str, str] | None:
-    """Return the digests of the files of the packages that are installed in ``root``, by their paths below it.
+    """Return the digests of the files of the package that is installed as ``root``, by their paths beside it.
 
     None if no RECORD there names this module. That of an editable installation does not: a checkout is not installed.
     (`Distribution.files` leaves out files that are missing.)
@@ -208,7 +215,7 @@ def _read_record(root: Path) -> dict[str, str] | None:
     for each in _find_distributions(root):
         rows = [row for row in csv.reader((each.read_text("RECORD") or "").splitlines()) if len(row) == 3]
         record = {path: digest for path, digest, _ in rows if not path.partition("/")[0].endswith((".dist-info", ".."))}
-        if any((root / path).resolve() == _OWN for path in record):
+        if any((root.parent / path).resolve() == _OWN for path in record):
             return record
     return None
 
@@ -218,15 +225,15 @@ def _list_changes(root: Path, record: Mapping[str, str]) -> Iterator[str]:
         if path.endswith(".pyc") and Path(path).parent.name == "__pycache__":  # pip compiles them without a digest
             continue
         try:
-            data = (root / path).read_bytes()
+            data = (root.parent / path).read_bytes()
         except OSError:
             yield f"{path} is missing"
             continue
         if stated != _format_digest(data):
             yield f"{path} differs from its digest in RECORD"
     for package in sorted({path.partition("/")[0] for path in record}):
-        for file in sorted((root / package).rglob("*")):
-            name = file.relative_to(root).as_posix()
+        for file in sorted((root.parent / package).rglob("*")):
+            name = file.relative_to(root.parent).as_posix()
             if file.name.endswith(_CODE) and file.parent.name != "__pycache__" and name not in record:
                 yield f"{name} is not in RECORD"
 

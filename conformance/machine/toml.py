@@ -1,4 +1,7 @@
-"""TOML, as the standard library reads it since Python 3.11, and its backport before."""
+"""TOML, as the standard library reads it since Python 3.11, and its backport before.
+
+PYTEST_DONT_REWRITE: what pytest caches of it is its own code, and can be compared with it.
+"""
 
 from __future__ import annotations
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from backends.names import format_error
-from conformance.machine.child import Answer, Child, ChildLost, Ending, Parent, Recipe, StartError
-from conformance.machine.fault import Fault
-from conformance.machine.frames import Frame, NoAnswer
-from conformance.machine.guard import guard
-from conformance.machine.messages import Begin, from_line, to_line
-from conformance.machine.process import own_peak_mib
-from reports.codec import Message
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.machine.child import Answer, Child, ChildLost, Ending, Parent, Recipe, StartError
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.machine.messages import Begin, from_line, to_line
+from fx_quant_conformance.conformance.machine.process import own_peak_mib
+from fx_quant_conformance.reports.codec import Message
+from fx_quant_conformance.reports.verdicts import Verdict
 
 Serve: TypeAlias = Callable[[Frame], Iterable[Message]]
 """Does what a request says: yields messages."""

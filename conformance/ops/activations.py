@@ -15,10 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.calls import INPLACE, PLACES, TENSOR, are_axes, call, construct, sample_elementwise
-from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
-from refimpl.releases import format_lack, has
+from fx_quant_conformance.conformance.ops.calls import (
+    INPLACE,
+    PLACES,
+    TENSOR,
+    are_axes,
+    call,
+    construct,
+    sample_elementwise,
+)
+from fx_quant_conformance.conformance.ops.op_model import Input, Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.refimpl.releases import format_lack, has
 
 _CHANNELS = Fixed(reason="varied under shape, whose channels they are")
 _MOMENTUM = Fixed(reason="of effect only in training, when statistics are kept")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.calls import (
+from fx_quant_conformance.conformance.ops.calls import (
     ANY_SHAPE,
     INPLACE,
     LARGE,
@@ -22,8 +22,8 @@ from conformance.ops.calls import (
     construct,
     sample_elementwise,
 )
-from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.op_model import Input, Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
 
 _ROUNDS = Fixed(reason="a floor or a truncation is another function: operator.floordiv has samples")
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")

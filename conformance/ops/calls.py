@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from conformance.ops.op_model import Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.op_model import Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
 
 Shape: TypeAlias = tuple[int, ...]
 ANY_SHAPE: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 64), (1, 1, 63), (1, 2, 3, 4, 5))

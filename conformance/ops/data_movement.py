@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, construct
-from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.calls import ANY_SHAPE, Shape, are_axes, call, construct
+from fx_quant_conformance.conformance.ops.op_model import Input, Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 

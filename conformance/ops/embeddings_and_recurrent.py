@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.calls import PLACES
-from conformance.ops.op_model import Input, Role, Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
-from conformance.ops.weighted import draw_weight
+from fx_quant_conformance.conformance.ops.calls import PLACES
+from fx_quant_conformance.conformance.ops.op_model import Input, Role, Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.weighted import draw_weight
 
 _DRAWN = Fixed(reason="the table is drawn row by row")
 _RENORMALIZES = Fixed(

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from conformance.ops import activations, arithmetic
-from conformance.ops.op_model import Step
-from conformance.ops.variants import Arguments, OpSamples
+from fx_quant_conformance.conformance.ops import activations, arithmetic
+from fx_quant_conformance.conformance.ops.op_model import Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
 
 MEMBERS: dict[Any, tuple[Any, ...]] = {
     nni.LinearReLU: (nn.Linear, nn.ReLU),

@@ -9,9 +9,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.ops.calls import Shape, call, construct
-from conformance.ops.op_model import Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.calls import Shape, call, construct
+from fx_quant_conformance.conformance.ops.op_model import Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
 
 _INDICES = Fixed(reason="the indices are a second, integer output, in addition to the same values")
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.ops import activations, arithmetic, data_movement, embeddings_and_recurrent, pooling, weighted
-from conformance.ops.variants import OpSamples
+from fx_quant_conformance.conformance.ops import (
+    activations,
+    arithmetic,
+    data_movement,
+    embeddings_and_recurrent,
+    pooling,
+    weighted,
+)
+from fx_quant_conformance.conformance.ops.variants import OpSamples
 
 FAMILIES: dict[str, dict[Any, OpSamples]] = {
     "weighted": weighted.OP_SAMPLES,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.ops.op_model import Input, Step
+from fx_quant_conformance.conformance.ops.op_model import Input, Step
 
 Arguments = Mapping[str, Any]
 

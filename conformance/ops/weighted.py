@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.calls import PLACES, TENSOR, call
-from conformance.ops.op_model import Input, Step
-from conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.calls import PLACES, TENSOR, call
+from fx_quant_conformance.conformance.ops.op_model import Input, Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
 
 
 class LayerShape(NamedTuple):

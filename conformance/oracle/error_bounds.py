@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backends.base import Capabilities, Requantize
+from fx_quant_conformance.backends.base import Capabilities, Requantize
 
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     Errors,
     OpCall,
     U,
@@ -19,7 +19,7 @@ from conformance.oracle.error_bounds import (
     gamma,
     propagate_product,
 )
-from conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 
 
 def bound_padding(call: OpCall) -> Errors:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Capabilities, Requantize
-from conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.backends.base import Capabilities, Requantize
+from fx_quant_conformance.conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
     FUNCTION,
     MOVES,
@@ -33,8 +33,8 @@ from conformance.oracle.error_bounds import (
     flatten,
     map_values,
 )
-from conformance.oracle.exact import FLOAT32, Exact, Quantized, round_value
-from conformance.oracle.grids import (
+from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_value
+from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
     NoOracleError,
     ends_of,
@@ -45,11 +45,11 @@ from conformance.oracle.grids import (
     lay_along,
     qparams_of,
 )
-from conformance.oracle.requantizing import find_accumulator
-from conformance.oracle.rules_dynamic import MODULES, NODES
-from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
-from conformance.oracle.table import rule_of
-from conformance.oracle.vendor_modules import (
+from fx_quant_conformance.conformance.oracle.requantizing import find_accumulator
+from fx_quant_conformance.conformance.oracle.rules_dynamic import MODULES, NODES
+from fx_quant_conformance.conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
+from fx_quant_conformance.conformance.oracle.table import rule_of
+from fx_quant_conformance.conformance.oracle.vendor_modules import (
     add_errors,
     allow_for_clipping,
     copy_to_double,
@@ -63,9 +63,9 @@ from conformance.oracle.vendor_modules import (
     require_weight,
     run_in_double,
 )
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import leaf_name
-from refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""

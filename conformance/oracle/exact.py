@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from backends.base import Requantize, RoundingMode
-from conformance.oracle.error_bounds import Accumulator, U, Value
-from conformance.oracle.grids import Grid
-from conformance.oracle.requantizing import Target, bound_factor, bound_first_rounding, find_target
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U, Value
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_factor, bound_first_rounding, find_target
 
 FLOAT32 = Requantize()
 """How a kernel requantizes that declares nothing."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from refimpl.decomposed import OPS
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

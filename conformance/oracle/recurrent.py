@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 
-from backends.base import Capabilities
-from conformance.oracle import dynamic
-from conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step, gamma
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle import dynamic
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step, gamma
 
 States: TypeAlias = tuple[Value, ...]
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Requantize, RoundingMode
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
     FUNCTION,
     MOVES,
@@ -38,7 +38,7 @@ from conformance.oracle.error_bounds import (
     Value,
     bound_clamps,
 )
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 TIE = 2.0**-30
 """Distance from halfway, in steps, that counts as halfway. Scales that make ties are powers of two, or in such a ratio;

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     FUNCTION,
     RESCALE,
     ErrorBound,

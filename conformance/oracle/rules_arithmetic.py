@@ -11,9 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.oracle import error_bounds as bounds
-from conformance.oracle import error_bounds_arithmetic as arithmetic
-from conformance.oracle.error_bounds import DOT_PRODUCT, FUNCTION, MOVES, RESCALE, ErrorBound, OpCall, OpRule
+from fx_quant_conformance.conformance.oracle import error_bounds as bounds
+from fx_quant_conformance.conformance.oracle import error_bounds_arithmetic as arithmetic
+from fx_quant_conformance.conformance.oracle.error_bounds import (
+    DOT_PRODUCT,
+    FUNCTION,
+    MOVES,
+    RESCALE,
+    ErrorBound,
+    OpCall,
+    OpRule,
+)
 
 
 def _make_rules(

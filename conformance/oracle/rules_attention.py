@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     FUNCTION,
     Errors,
     OpCall,
@@ -22,8 +22,8 @@ from conformance.oracle.error_bounds import (
     bound_matrix_products,
     gamma,
 )
-from conformance.oracle.grids import NoOracleError
-from conformance.oracle.rules_activations import bound_softmax
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.rules_activations import bound_softmax
 
 _PLAIN: Mapping[str, Any] = {
     "attn_mask": None,

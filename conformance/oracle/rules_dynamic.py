@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from backends.base import Capabilities
-from conformance.oracle.dynamic import bound_linear_products, dequantize, dynamic_quantize, halve
-from conformance.oracle.error_bounds import (
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle.dynamic import bound_linear_products, dequantize, dynamic_quantize, halve
+from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
     FUNCTION,
     MOVES,
@@ -31,9 +31,9 @@ from conformance.oracle.error_bounds import (
     bound_moves,
     gamma,
 )
-from conformance.oracle.grids import NoOracleError, integers_of
-from conformance.oracle.recurrent import KINDS, run_recurrent
-from refimpl.decomposed import OPS
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, integers_of
+from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
+from fx_quant_conformance.refimpl.decomposed import OPS
 
 
 class Walker(Protocol):

@@ -10,7 +10,13 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.oracle.error_bounds import DOT_PRODUCT, TRANSPOSED, OpRule, Value, bound_dot_products
+from fx_quant_conformance.conformance.oracle.error_bounds import (
+    DOT_PRODUCT,
+    TRANSPOSED,
+    OpRule,
+    Value,
+    bound_dot_products,
+)
 
 _CONVOLUTION = OpRule(arithmetic=DOT_PRODUCT, bound=bound_dot_products, source="torch.nn.functional.conv*; NUM-03")
 OP_RULES: dict[Any, OpRule] = dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, *TRANSPOSED), _CONVOLUTION)

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from conformance.oracle import rules_activations, rules_arithmetic, rules_attention, rules_dynamic, rules_weighted
-from conformance.oracle.error_bounds import OpRule
+from fx_quant_conformance.conformance.oracle import (
+    rules_activations,
+    rules_arithmetic,
+    rules_attention,
+    rules_dynamic,
+    rules_weighted,
+)
+from fx_quant_conformance.conformance.oracle.error_bounds import OpRule
 
 OP_RULES: dict[Any, OpRule] = {
     **rules_weighted.OP_RULES,

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.oracle.error_bounds import Errors, OpCall, Value, add_error
-from conformance.oracle.grids import Grid, NoOracleError
-from conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES, Operands
-from refimpl.prepare import PREPARED
-from refimpl.qparams import dtype_range
-from refimpl.reference_convs import PLAIN
-from refimpl.tracing import notes_of
+from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value, add_error
+from fx_quant_conformance.conformance.oracle.grids import Grid, NoOracleError
+from fx_quant_conformance.conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES, Operands
+from fx_quant_conformance.refimpl.prepare import PREPARED
+from fx_quant_conformance.refimpl.qparams import dtype_range
+from fx_quant_conformance.refimpl.reference_convs import PLAIN
+from fx_quant_conformance.refimpl.tracing import notes_of
 
 _COMPUTES = ("forward", "get_weight", "get_quantized_weight")
 """The methods that say what a reference module computes."""

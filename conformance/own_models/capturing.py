@@ -20,17 +20,17 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import SequenceKey, tree_flatten_with_path, tree_leaves, tree_unflatten
 
-from backends.names import format_error
-from conformance.claims.inputs import Batch
-from conformance.own_models.given import GivenModel, ModelSpecError
-from conformance.own_models.multiplications import without_fast_path
-from refimpl import BackendConfig, QConfigMapping
-from refimpl.errors import ModelError
-from refimpl.exported import export_open
-from refimpl.exported_calls import Calls, read_calls
-from refimpl.qconfig import QConfigResolver, as_qconfig_mapping
-from refimpl.tracer import trace
-from refimpl.tracing import Places, attribute_of, parameter_names_of
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.own_models.given import GivenModel, ModelSpecError
+from fx_quant_conformance.conformance.own_models.multiplications import without_fast_path
+from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
+from fx_quant_conformance.refimpl.errors import ModelError
+from fx_quant_conformance.refimpl.exported import export_open
+from fx_quant_conformance.refimpl.exported_calls import Calls, read_calls
+from fx_quant_conformance.refimpl.qconfig import QConfigResolver, as_qconfig_mapping
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.tracing import Places, attribute_of, parameter_names_of
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Path: TypeAlias = tuple[int, ...]

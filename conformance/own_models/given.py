@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from backends.discovery import find_attribute, find_entry_point
-from backends.names import BackendNotFound, format_error
-from conformance.claims.inputs import Batch
-from conformance.own_models import sets
-from refimpl import QConfigMapping
-from refimpl.fusers import find_computed
+from fx_quant_conformance.backends.discovery import find_attribute, find_entry_point
+from fx_quant_conformance.backends.names import BackendNotFound, format_error
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.own_models import sets
+from fx_quant_conformance.refimpl import QConfigMapping
+from fx_quant_conformance.refimpl.fusers import find_computed
 
 GROUP = "fx_quant_conformance.models"
 """The entry-point group of models."""
@@ -72,7 +72,7 @@ def load_given(spec: str, seed: int) -> GivenModel:
     except TypeError:
         raise ModelSpecError(
             f"--model={spec}: the function returned {type(made).__name__}; "
-            "return conformance.vendor.GivenModel(model=…, example_inputs=…), or the tuple (model, example_inputs)"
+            "return fx_quant_conformance.GivenModel(model=…, example_inputs=…), or the tuple (model, example_inputs)"
         ) from None
     try:
         given = replace(given, calibration=tuple(given.calibration))  # a generator is read once

@@ -10,22 +10,28 @@ from functools import partial
 
 import torch
 
-from backends.base import Capabilities, Representation
-from conformance.claims.claim import Claim
-from conformance.machine.fault import Fault
-from conformance.machine.messages import Begin
-from conformance.oracle.grids import place_on_grids
-from conformance.own_models.capturing import capture, translate_mapping
-from conformance.own_models.given import GivenModel, ModelSpecError, check_runs, fix_arguments, load_given
-from conformance.own_models.measuring import measure_model
-from conformance.pipeline.job import Job
-from conformance.stages.bench import Bench
-from conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
-from conformance.whole_models.setups import ModelSetup, activation_dtypes_of
-from conformance.whole_models.units import ModelUnit
-from reports.schema import ModelResult
-from reports.selection import OWN
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities, Representation
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.oracle.grids import place_on_grids
+from fx_quant_conformance.conformance.own_models.capturing import capture, translate_mapping
+from fx_quant_conformance.conformance.own_models.given import (
+    GivenModel,
+    ModelSpecError,
+    check_runs,
+    fix_arguments,
+    load_given,
+)
+from fx_quant_conformance.conformance.own_models.measuring import measure_model
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup, activation_dtypes_of
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit
+from fx_quant_conformance.reports.schema import ModelResult
+from fx_quant_conformance.reports.selection import OWN
+from fx_quant_conformance.reports.verdicts import Verdict
 
 JUDGED_BATCHES = 2
 """Number of batches, the example inputs first, on which the model and its patterns are judged."""

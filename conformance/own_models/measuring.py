@@ -15,19 +15,19 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import FaultFound
-from conformance.own_models.given import Evaluate, GivenModel
-from conformance.own_models.multiplications import count_multiplications
-from conformance.stages.bench import Bench
-from conformance.stages.lower import lower, run_lowered
-from conformance.stages.state import LoweredModel
-from conformance.whole_models.setups import ModelSetup
-from refimpl import explain
-from refimpl.explain import dtypes_of
-from reports.measured import Deployment, Metric, ModelPart
-from reports.numbers import Number
-from reports.schema import Check
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.own_models.given import Evaluate, GivenModel
+from fx_quant_conformance.conformance.own_models.multiplications import count_multiplications
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
+from fx_quant_conformance.conformance.stages.state import LoweredModel
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.explain import dtypes_of
+from fx_quant_conformance.reports.measured import Deployment, Metric, ModelPart
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.schema import Check
 
 _REPEATS = 5
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.claims.inputs import Batch
 
 
 def count_multiplications(model: GraphModule, batch: Batch) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.names import format_error
+from fx_quant_conformance.backends.names import format_error
 
 SIDE = 64
 """Height and width of the images, in pixels, unless a model takes only larger ones."""

@@ -14,26 +14,26 @@ from typing import Literal
 
 import torch
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.messages import Begin, Trace
-from conformance.pipeline.graph_text import graphs_of
-from conformance.stages.annotate import check_annotations
-from conformance.stages.bench import Bench
-from conformance.stages.config import plan_cases_of_claim, plan_claim
-from conformance.stages.convert import convert_to_reference
-from conformance.stages.evidence import PROBE, gather_evidence, needs_probe
-from conformance.stages.execution import NOT_SAID, Reports, check_execution, judge_evidence
-from conformance.stages.fuse import build_and_fuse
-from conformance.stages.invariance import run_again
-from conformance.stages.lower import lower_reference_model
-from conformance.stages.nonfinite import measure_nonfinite
-from conformance.stages.numerics import add_numbers, compare_with_exact
-from conformance.stages.prepare import prepare_and_calibrate
-from conformance.stages.refusal import try_edges
-from conformance.stages.shared import find_shared
-from conformance.stages.state import (
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.messages import Begin, Trace
+from fx_quant_conformance.conformance.pipeline.graph_text import graphs_of
+from fx_quant_conformance.conformance.stages.annotate import check_annotations
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import plan_cases_of_claim, plan_claim
+from fx_quant_conformance.conformance.stages.convert import convert_to_reference
+from fx_quant_conformance.conformance.stages.evidence import PROBE, gather_evidence, needs_probe
+from fx_quant_conformance.conformance.stages.execution import NOT_SAID, Reports, check_execution, judge_evidence
+from fx_quant_conformance.conformance.stages.fuse import build_and_fuse
+from fx_quant_conformance.conformance.stages.invariance import run_again
+from fx_quant_conformance.conformance.stages.lower import lower_reference_model
+from fx_quant_conformance.conformance.stages.nonfinite import measure_nonfinite
+from fx_quant_conformance.conformance.stages.numerics import add_numbers, compare_with_exact
+from fx_quant_conformance.conformance.stages.prepare import prepare_and_calibrate
+from fx_quant_conformance.conformance.stages.refusal import try_edges
+from fx_quant_conformance.conformance.stages.shared import find_shared
+from fx_quant_conformance.conformance.stages.state import (
     CaseState,
     ClaimState,
     ExecutionEvidence,
@@ -42,11 +42,11 @@ from conformance.stages.state import (
     make_internal_error,
     make_skip,
 )
-from conformance.stages.undecided import find_undecided
-from refimpl import explain
-from reports.numbers import Scalar
-from reports.schema import Check, Measurement, Where, evidence
-from reports.verdicts import PASSING, Verdict
+from fx_quant_conformance.conformance.stages.undecided import find_undecided
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Check, Measurement, Where, evidence
+from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 ENOUGH = 4
 """After this many cases, if the backend's code raised in all of them, the others are not tried: it does not run."""

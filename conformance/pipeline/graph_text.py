@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import Lowered
-from backends.graph_text import format_graph
-from conformance.claims.claim import Claim
-from conformance.stages.fuse import FUSES_NOTHING
-from conformance.stages.state import CaseState
-from refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.backends.base import Lowered
+from fx_quant_conformance.backends.graph_text import format_graph
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
+from fx_quant_conformance.conformance.stages.state import CaseState
+from fx_quant_conformance.refimpl.fuse import trace_and_fuse
 
 
 def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from conformance.machine.messages import Begin
-from conformance.stages.bench import Bench
-from reports.schema import Measurement, ModelResult
-from reports.selection import OWN
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.reports.schema import Measurement, ModelResult
+from fx_quant_conformance.reports.selection import OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,20 +20,20 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from typing_extensions import Self
 
-from backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
-from conformance.annotations.probe import BothPlaces, Probe
-from conformance.annotations.programs import OtherGridError
-from conformance.annotations.spelling import SpellingError, read_places
-from conformance.machine.child import Ending
-from conformance.machine.frames import Frame, NoAnswer, WireError
-from conformance.machine.memory import current_filling
-from conformance.machine.messages import Tally
-from conformance.machine.workplace import BEGINS, LOST, LostProcess
-from conformance.remote.description import Description, read_description
-from conformance.remote.executor import Executor, HeldModel, OverwrittenError
-from conformance.remote.model_bytes import dump_model, dump_object
-from conformance.remote.wire import pack, unpack
-from refimpl import BackendConfig
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.annotations.programs import OtherGridError
+from fx_quant_conformance.conformance.annotations.spelling import SpellingError, read_places
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError
+from fx_quant_conformance.conformance.machine.memory import current_filling
+from fx_quant_conformance.conformance.machine.messages import Tally
+from fx_quant_conformance.conformance.machine.workplace import BEGINS, LOST, LostProcess
+from fx_quant_conformance.conformance.remote.description import Description, read_description
+from fx_quant_conformance.conformance.remote.executor import Executor, HeldModel, OverwrittenError
+from fx_quant_conformance.conformance.remote.model_bytes import dump_model, dump_object
+from fx_quant_conformance.conformance.remote.wire import pack, unpack
+from fx_quant_conformance.refimpl import BackendConfig
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11

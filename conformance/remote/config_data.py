@@ -24,16 +24,19 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from refimpl import BackendConfig, DTypeWithConstraints, ObservationType
-from refimpl.patterns import MatchAllNode, is_match_all, leaf_name
+from fx_quant_conformance.refimpl import BackendConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl.patterns import MatchAllNode, is_match_all, leaf_name
 
 _HOMES = (torch, F, operator, nn, nni, nnqat, nnqatd, nniqat, nnqr)
 """Where the module classes and functions are that a config may name."""
 _ONEDNN = "torch.ao.quantization.backend_config.onednn"
 CALLED = (
-    "refimpl.fusers.assemble",
-    "refimpl.fusers.fuse_bn",
-    *(f"backends.onednn_fusers.{name}" for name in ("_fuse_add", "_fuse_add_relu", "_at", "_all_at")),
+    "fx_quant_conformance.refimpl.fusers.assemble",
+    "fx_quant_conformance.refimpl.fusers.fuse_bn",
+    *(
+        f"fx_quant_conformance.backends.onednn_fusers.{name}"
+        for name in ("_fuse_add", "_fuse_add_relu", "_at", "_all_at")
+    ),
     *(
         f"torch.ao.quantization.fuser_method_mappings.fuse_{parts}"
         for parts in ("conv_bn", "conv_bn_relu", "convtranspose_bn", "linear_bn")

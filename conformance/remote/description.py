@@ -7,17 +7,30 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import REMOVED_CAPABILITIES, Backend, Capabilities, Representation, Requantize, RoundingMode, Taken
-from backends.names import format_error
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.limits import LimitsError, check_limits
-from conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
-from conformance.claims.registry import describe_registered, registered_for
-from conformance.ops.table import OP_SAMPLES
-from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
-from refimpl import BackendConfig
-from refimpl.backend_config import as_backend_config
-from refimpl.patterns import leaf_name, leaves
+from fx_quant_conformance.backends.base import (
+    REMOVED_CAPABILITIES,
+    Backend,
+    Capabilities,
+    Representation,
+    Requantize,
+    RoundingMode,
+    Taken,
+)
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits
+from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
+from fx_quant_conformance.conformance.claims.registry import describe_registered, registered_for
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.remote.config_data import (
+    ConfigDataError,
+    config_from_data,
+    config_to_data,
+    has_own_code,
+)
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.patterns import leaf_name, leaves
 
 _FAULTS = (Exception, SystemExit)
 
@@ -78,7 +91,7 @@ def describe(backend: Backend) -> dict[str, Any]:
         return data
     raw, capabilities = _ask(backend, "backend_config"), _ask(backend, "capabilities")
     if not isinstance(capabilities, Capabilities):
-        raise DescriptionError(f"capabilities() returned {capabilities!r}; return a backends.base.Capabilities")
+        raise DescriptionError(f"capabilities() returned {capabilities!r}; return a fx_quant_conformance.Capabilities")
     try:
         check_limits(capabilities.limits)
     except LimitsError as error:

@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Execution, Lowered, QuantizerRequest
-from backends.lowering import as_lowered, lower_reference
-from conformance.annotations.asking import annotate, lower_annotated
-from conformance.annotations.probe import BothPlaces, Probe
-from conformance.machine.fault import Fault
-from conformance.machine.memory import current_filling, fill_memory
-from conformance.remote.wire import HeldOutputs, pack, unpack
+from fx_quant_conformance.backends.base import Backend, Execution, Lowered, QuantizerRequest
+from fx_quant_conformance.backends.lowering import as_lowered, lower_reference
+from fx_quant_conformance.conformance.annotations.asking import annotate, lower_annotated
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.memory import current_filling, fill_memory
+from fx_quant_conformance.conformance.remote.wire import HeldOutputs, pack, unpack
 
 
 class OverwrittenError(Exception):

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from backends.names import format_error
-from conformance.machine.frames import NoAnswer
-from refimpl.graph_modules import FlowModule, can_be_saved
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.machine.frames import NoAnswer
+from fx_quant_conformance.refimpl.graph_modules import FlowModule, can_be_saved
 
 _STACK = "nn_module_stack"
 """What a node's meta says of where the node comes from; backends name ops by it."""
-_KNOWN = ("torch.", "refimpl.")
+_KNOWN = ("torch.", "fx_quant_conformance.refimpl.")
 """Where classes are from whose names go along. Of a user's containers only the paths do: their package stays here."""
 _HOMES: tuple[Any, ...] = (torch, F, torch.Tensor, torch._C._nn)
 """Where functions without a module of their own are found by name."""

@@ -14,23 +14,23 @@ from typing import Any
 
 import torch
 
-from backends.base import Backend, Execution, Lowered, QuantizerRequest, UnsupportedPattern
-from backends.discovery import find_backend, find_target
-from backends.lowering import as_lowered, lower_reference
-from backends.names import BackendNotFound
-from conformance.annotations.asking import annotate, lower_annotated
-from conformance.annotations.probe import Probe
-from conformance.annotations.programs import OtherGridError
-from conformance.annotations.spelling import describe_places
-from conformance.machine.child import Answer, Parent, freeze_memory
-from conformance.machine.frames import Frame, NoAnswer
-from conformance.machine.memory import fill_memory
-from conformance.machine.process import own_peak_mib
-from conformance.machine.threads import run_with_threads
-from conformance.remote.description import DescriptionError, describe
-from conformance.remote.model_bytes import load_model, load_object
-from conformance.remote.sources import SourcesError, list_sources
-from conformance.remote.wire import HeldOutputs, memory_of, pack, unpack
+from fx_quant_conformance.backends.base import Backend, Execution, Lowered, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.backends.discovery import find_backend, find_target
+from fx_quant_conformance.backends.lowering import as_lowered, lower_reference
+from fx_quant_conformance.backends.names import BackendNotFound
+from fx_quant_conformance.conformance.annotations.asking import annotate, lower_annotated
+from fx_quant_conformance.conformance.annotations.probe import Probe
+from fx_quant_conformance.conformance.annotations.programs import OtherGridError
+from fx_quant_conformance.conformance.annotations.spelling import describe_places
+from fx_quant_conformance.conformance.machine.child import Answer, Parent, freeze_memory
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.memory import fill_memory
+from fx_quant_conformance.conformance.machine.process import own_peak_mib
+from fx_quant_conformance.conformance.machine.threads import run_with_threads
+from fx_quant_conformance.conformance.remote.description import DescriptionError, describe
+from fx_quant_conformance.conformance.remote.model_bytes import load_model, load_object
+from fx_quant_conformance.conformance.remote.sources import SourcesError, list_sources
+from fx_quant_conformance.conformance.remote.wire import HeldOutputs, memory_of, pack, unpack
 
 
 def open_worker(parent: Parent, spec: str, needs_lower: bool) -> Answer:
@@ -142,7 +142,7 @@ class _Worker:
     def _execution(self, request: Frame) -> Frame:
         execution = self._models[request.head["model"]].execution()
         if not isinstance(execution, Execution | None):
-            raise TypeError(f"execution() returned {execution!r}; return a backends.base.Execution or None")
+            raise TypeError(f"execution() returned {execution!r}; return a fx_quant_conformance.Execution or None")
         return Frame(head={"execution": None if execution is None else asdict(execution)})
 
     def _graph(self, request: Frame) -> Frame:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.machine.frames import WireError
-from conformance.machine.guard import guard
+from fx_quant_conformance.conformance.machine.frames import WireError
+from fx_quant_conformance.conformance.machine.guard import guard
 
 
 def pack(value: Any, pieces: list[bytes]) -> Any:

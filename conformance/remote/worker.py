@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from conformance.machine.child import Child, ChildLost, Ending, Recipe, StartError
-from conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.child import Child, ChildLost, Ending, Recipe, StartError
+from fx_quant_conformance.conformance.machine.frames import Frame
 
 
 def make_worker(spec: str, *, limit: float, needs_lower: bool = True) -> Child:
@@ -15,7 +15,13 @@ def make_worker(spec: str, *, limit: float, needs_lower: bool = True) -> Child:
 
     ``limit``: seconds for the import. ``needs_lower``: whether it is to lower models.
     """
-    worker = Child(Recipe(open="conformance.remote.server:open_worker", arguments=(spec, needs_lower), is_guarded=True))
+    worker = Child(
+        Recipe(
+            open="fx_quant_conformance.conformance.remote.server:open_worker",
+            arguments=(spec, needs_lower),
+            is_guarded=True,
+        )
+    )
     try:
         answer = _ask_first(worker, "import", spec, limit, "the backend could not be imported")
         if "error" in answer:

@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from backends.names import format_error
-from conformance.claims.claim import Claim
-from conformance.machine.fault import FaultFound
-from conformance.oracle.grids import NoOracleError
-from conformance.pipeline.claim_run import find_case, rebuild
-from conformance.pipeline.graph_text import graphs_of
-from conformance.reproducers.script import Failure, script_of
-from conformance.reproducers.spelling import NoScriptError, format_pattern
-from conformance.stages.bench import Bench
-from conformance.stages.fuse import FUSES_NOTHING
-from conformance.stages.state import CaseState
-from conformance.vectors.graph_data import describe_model
-from conformance.vectors.recording import name_case
-from refimpl.fuse import trace_and_fuse
-from reports.results import leading_check
-from reports.schema import Check, ClaimResult, Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.pipeline.claim_run import find_case, rebuild
+from fx_quant_conformance.conformance.pipeline.graph_text import graphs_of
+from fx_quant_conformance.conformance.reproducers.script import Failure, script_of
+from fx_quant_conformance.conformance.reproducers.spelling import NoScriptError, format_pattern
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
+from fx_quant_conformance.conformance.stages.state import CaseState
+from fx_quant_conformance.conformance.vectors.graph_data import describe_model
+from fx_quant_conformance.conformance.vectors.recording import name_case
+from fx_quant_conformance.refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.reports.results import leading_check
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 SCRIPTED = frozenset({"lower", "execution", "numerics"})
 """The stages whose faults show in one run of the lowered model."""

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Representation
-from backends.lowering import in_form
-from backends.names import format_error
-from conformance.claims.inputs import Batch
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.reproducers.spelling import (
+from fx_quant_conformance.backends.base import Representation
+from fx_quant_conformance.backends.lowering import in_form
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.reproducers.spelling import (
     NoScriptError,
     check_importable,
     flatten,
@@ -38,12 +38,12 @@ from conformance.reproducers.spelling import (
     name_class,
     spell,
 )
-from conformance.stages.bench import Bench
-from refimpl.decomposed import REGISTRAR
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.tracing import attribute_of
-from reports.schema import Check, Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl.decomposed import REGISTRAR
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.reports.schema import Check, Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 WIDTH = 120
 PACKED = 32
@@ -72,8 +72,8 @@ _IMPORTS = {
     "torch.ops.quantized_decomposed": f"import {REGISTRAR}  # registers the ops",
     "F.": "import torch.nn.functional as F",
 }
-_DOOR = "from backends.discovery import find_backend"
-_EXPORTER = "\nfrom backends.lowering import lower_reference"
+_DOOR = "from fx_quant_conformance.backends.discovery import find_backend"
+_EXPORTER = "\nfrom fx_quant_conformance.backends.lowering import lower_reference"
 _LEAVES = (
     "class Leaves(torch.fx.Tracer):",
     "    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:",

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from conformance.machine.workplace import WorkResult
-from conformance.run.device import CALLS
-from conformance.run.elsewhere import CommandBackend
-from conformance.run.export import format_absence, record_units
-from conformance.run.session import Run
-from conformance.run.workplaces import Workplaces
-from conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
-from conformance.vectors.command import Caller, lock_file
-from conformance.vectors.recording import RecordedCase
-from conformance.vectors.replay import ReplayBackend
+from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.run.device import CALLS
+from fx_quant_conformance.conformance.run.elsewhere import CommandBackend
+from fx_quant_conformance.conformance.run.export import format_absence, record_units
+from fx_quant_conformance.conformance.run.session import Run
+from fx_quant_conformance.conformance.run.workplaces import Workplaces
+from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
+from fx_quant_conformance.conformance.vectors.command import Caller, lock_file
+from fx_quant_conformance.conformance.vectors.recording import RecordedCase
+from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
 
 _DONE, _OUTPUTS = "done", "outputs"
 

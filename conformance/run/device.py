@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conformance.vectors.files import LOST_CALLS
-from reports.reading import FileFault, read_text
+from fx_quant_conformance.conformance.vectors.files import LOST_CALLS
+from fx_quant_conformance.reports.reading import FileFault, read_text
 
 VECTORS, COMMAND = "vectors:", "command:"
 CALLS = "device-calls"

@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Representation
-from backends.names import format_error
-from conformance.remote.client import RemoteBackend
-from conformance.remote.description import read_description
-from conformance.remote.worker import describe_backend
-from conformance.run.device import COMMAND, VECTORS, ElsewhereError
-from conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
-from conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
-from conformance.vectors.files import digest_file, digest_folder
-from conformance.vectors.formats import FormatError, choose_form, choose_formats
-from conformance.vectors.replay import ReplayBackend
-from reports.handed_in import BUNDLE, HANDED_IN
-from reports.reading import FileFault
+from fx_quant_conformance.backends.base import Representation
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.remote.description import read_description
+from fx_quant_conformance.conformance.remote.worker import describe_backend
+from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
+from fx_quant_conformance.conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
+from fx_quant_conformance.conformance.vectors.files import digest_file, digest_folder
+from fx_quant_conformance.conformance.vectors.formats import FormatError, choose_form, choose_formats
+from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
+from fx_quant_conformance.reports.handed_in import BUNDLE, HANDED_IN
+from fx_quant_conformance.reports.reading import FileFault
 
 if TYPE_CHECKING:
-    from conformance.vectors.command import CommandSettings
+    from fx_quant_conformance.conformance.vectors.command import CommandSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ def open_command(options: Options, text: str | None) -> CommandBackend:
 
     Raises ElsewhereError for a file that cannot be used, StartError and DescriptionError for its config.
     """
-    from conformance.vectors.command import CommandError, read_settings
+    from fx_quant_conformance.conformance.vectors.command import CommandError, read_settings
 
     try:
         settings = read_settings(Path(options.backend.removeprefix(COMMAND)).absolute())

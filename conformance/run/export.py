@@ -12,24 +12,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conformance.claims.claim import Claim, config_digest
-from conformance.machine.child import Ending
-from conformance.machine.environment import describe_environment
-from conformance.machine.workplace import WorkResult
-from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
-from conformance.run.device import VECTORS
-from conformance.run.findings import list_files
-from conformance.run.opening import Opened, describe_limits, find_described, open_run
-from conformance.run.options import ROOT, Options
-from conformance.run.outline import Unit
-from conformance.run.setup import Setup
-from conformance.run.workplaces import Workplaces
-from conformance.vectors.bundle import DEVICE, JUDGE, BundleError, BundleWriter, finish_bundle, read_bundle
-from conformance.vectors.files import remove
-from conformance.vectors.formats import choose_form
-from conformance.vectors.recording import RecordingBackend, Sink
-from reports.schema import Check, ModelResult
+from fx_quant_conformance.conformance.claims.claim import Claim, config_digest
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.environment import describe_environment
+from fx_quant_conformance.conformance.machine.release import ROOT
+from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.run.device import VECTORS
+from fx_quant_conformance.conformance.run.findings import list_files
+from fx_quant_conformance.conformance.run.opening import Opened, describe_limits, find_described, open_run
+from fx_quant_conformance.conformance.run.options import Options
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.setup import Setup
+from fx_quant_conformance.conformance.run.workplaces import Workplaces
+from fx_quant_conformance.conformance.vectors.bundle import (
+    DEVICE,
+    JUDGE,
+    BundleError,
+    BundleWriter,
+    finish_bundle,
+    read_bundle,
+)
+from fx_quant_conformance.conformance.vectors.files import remove
+from fx_quant_conformance.conformance.vectors.formats import choose_form
+from fx_quant_conformance.conformance.vectors.recording import RecordingBackend, Sink
+from fx_quant_conformance.reports.schema import Check, ModelResult
 
 _MEASURED_EACH = 16
 

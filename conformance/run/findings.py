@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.run.waivers import MOST_NAMED, WaiverEntry, WaiverError
-from reports.findings import LONGEST_FINDING
-from reports.reading import FileFault, read_text
-from reports.text import cut, tame
+from fx_quant_conformance.conformance.run.waivers import MOST_NAMED, WaiverEntry, WaiverError
+from fx_quant_conformance.reports.findings import LONGEST_FINDING
+from fx_quant_conformance.reports.reading import FileFault, read_text
+from fx_quant_conformance.reports.text import cut, tame
 
 _LARGEST_FILE = 4_000_000
 """Largest size of a file of findings, in bytes."""

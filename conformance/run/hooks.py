@@ -15,17 +15,25 @@ from typing import Any
 
 import pytest
 
-from backends.names import list_names
-from conformance.machine.child import name_server
-from conformance.machine.foreign import list_foreign_code
-from conformance.run.options import raise_usage_error_for, register
-from conformance.run.progress import Progress
-from conformance.run.recorder import PAYLOAD, Recorder
-from conformance.run.resume import read_earlier
-from conformance.run.session import DESCRIPTION, DONE, GIVEN_OUTLINE, SERVER, Run, limit_run, preflight, run_of
-from reports.reading import FileFault, open_to_append
-from reports.results import ResultsError
-from reports.text import show
+from fx_quant_conformance.conformance.machine.child import name_server
+from fx_quant_conformance.conformance.machine.foreign import list_foreign_code
+from fx_quant_conformance.conformance.run.options import raise_usage_error_for, register
+from fx_quant_conformance.conformance.run.progress import Progress
+from fx_quant_conformance.conformance.run.recorder import PAYLOAD, Recorder
+from fx_quant_conformance.conformance.run.resume import read_earlier
+from fx_quant_conformance.conformance.run.session import (
+    DESCRIPTION,
+    DONE,
+    GIVEN_OUTLINE,
+    SERVER,
+    Run,
+    limit_run,
+    preflight,
+    run_of,
+)
+from fx_quant_conformance.reports.reading import FileFault, open_to_append
+from fx_quant_conformance.reports.results import ResultsError
+from fx_quant_conformance.reports.text import show
 
 NAME = "fx-quant-conformance-hooks"
 """The plugin's name in pytest, by which it is registered once."""
@@ -52,11 +60,8 @@ def register_hooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `conformance.run.options` to pytest's; for the shell's completion, with names of backends."""
+    """Add the options of `conformance.run.options` to pytest's."""
     register(parser)
-    if "_ARGCOMPLETE" in os.environ:
-        (backend,) = (each for each in parser.optparser._actions if "--backend" in each.option_strings)
-        backend.completer = lambda **given: list_names()  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,25 +12,25 @@ from functools import cache, partial
 
 import pytest
 
-from backends.discovery import find_backend
-from conformance.claims.claim import Claim
-from conformance.claims.preparation import Preparation
-from conformance.machine.child import Answer, Parent
-from conformance.machine.foreign import list_foreign_code
-from conformance.machine.frames import Frame
-from conformance.machine.workplace import LostProcess, Serve, ask_worker, make_answer
-from conformance.pipeline.claim_run import run_claim
-from conformance.pipeline.job import Job
-from conformance.remote.client import Ask, RemoteBackend, remake
-from conformance.remote.description import DescriptionError
-from conformance.reproducers.of_claim import with_reproducer
-from conformance.run.opening import Opened, open_run
-from conformance.run.options import raise_usage_error_for
-from conformance.run.setup import OUTLINE, REPRODUCE, Setup
-from conformance.stages.bench import Bench
-from refimpl.backend_config import as_backend_config
-from reports.codec import Message, row_of
-from reports.schema import Check, ClaimResult
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.preparation import Preparation
+from fx_quant_conformance.conformance.machine.child import Answer, Parent
+from fx_quant_conformance.conformance.machine.foreign import list_foreign_code
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.workplace import LostProcess, Serve, ask_worker, make_answer
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.remote.client import Ask, RemoteBackend, remake
+from fx_quant_conformance.conformance.remote.description import DescriptionError
+from fx_quant_conformance.conformance.reproducers.of_claim import with_reproducer
+from fx_quant_conformance.conformance.run.opening import Opened, open_run
+from fx_quant_conformance.conformance.run.options import raise_usage_error_for
+from fx_quant_conformance.conformance.run.setup import OUTLINE, REPRODUCE, Setup
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.reports.codec import Message, row_of
+from fx_quant_conformance.reports.schema import Check, ClaimResult
 
 
 def open_judge(parent: Parent, setup: Setup) -> Answer:

@@ -11,24 +11,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from backends.names import SHIPPED
-from conformance.machine.child import Ending
-from conformance.machine.messages import Begin, Tally, Trace, make_portable
-from conformance.machine.workplace import WorkResult, fault_of_lost_work
-from conformance.run.device import COMMAND, format_lost_calls
-from conformance.run.findings import format_missing
-from conformance.run.options import ROOT
-from conformance.run.outline import Unit
-from conformance.run.session import Run
-from conformance.run.workplaces import Workplaces
-from reports.baseline import Drift, compare_baseline, name_file
-from reports.diff import Side
-from reports.measured import Deployment
-from reports.numbers import Number
-from reports.results import lead_of, leading_check
-from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row, Where, evidence
-from reports.selection import OWN
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.names import SHIPPED
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.messages import Begin, Tally, Trace, make_portable
+from fx_quant_conformance.conformance.machine.release import ROOT
+from fx_quant_conformance.conformance.machine.workplace import WorkResult, fault_of_lost_work
+from fx_quant_conformance.conformance.run.device import COMMAND, format_lost_calls
+from fx_quant_conformance.conformance.run.findings import format_missing
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.session import Run
+from fx_quant_conformance.conformance.run.workplaces import Workplaces
+from fx_quant_conformance.reports.baseline import Drift, compare_baseline, name_file
+from fx_quant_conformance.reports.diff import Side
+from fx_quant_conformance.reports.measured import Deployment
+from fx_quant_conformance.reports.numbers import Number
+from fx_quant_conformance.reports.results import lead_of, leading_check
+from fx_quant_conformance.reports.schema import (
+    Check,
+    ClaimResult,
+    Header,
+    Measurement,
+    ModelResult,
+    Row,
+    Where,
+    evidence,
+)
+from fx_quant_conformance.reports.selection import OWN
+from fx_quant_conformance.reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
 BASELINES = ROOT / "backends" / "baselines"
@@ -199,7 +208,9 @@ def _find_largest(distances: Iterable[Number | None]) -> Number | None:
 def open_workplaces(run: Run) -> Workplaces:
     """Return where a run's units are judged."""
     if run.elsewhere is not None and run.options.backend.startswith(COMMAND):
-        from conformance.run.command import CommandWorkplaces  # with torch, which other runs do without here
+        from fx_quant_conformance.conformance.run.command import (
+            CommandWorkplaces,  # with torch, which other runs do without here
+        )
 
         run.openers.close()  # what is judged is not asked of the command, but of the files that it has left
         return CommandWorkplaces(run)

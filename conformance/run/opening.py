@@ -13,40 +13,41 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from backends.base import Backend, Capabilities, Representation, Taken
-from backends.names import format_error
-from conformance.claims.claim import Claim, config_digest, enumerate_claims
-from conformance.claims.limits import LimitsError, check_limits
-from conformance.claims.preparation import Preparation
-from conformance.claims_of import unclaimed_ops
-from conformance.facts.fingerprint import jobs as fingerprint
-from conformance.fuzz import search as fuzz
-from conformance.machine import isa
-from conformance.machine.child import StartError
-from conformance.machine.environment import describe_environment, read_detection_power
-from conformance.own_models import jobs as own_models
-from conformance.own_models.given import ModelSpecError, check_spec
-from conformance.own_models.sets import ModelSetError, expand
-from conformance.pipeline.job import Job
-from conformance.remote.client import RemoteBackend
-from conformance.remote.description import DescriptionError, Limit, read_description
-from conformance.remote.executor import executor_of
-from conformance.remote.worker import describe_backend
-from conformance.run.device import COMMAND, VECTORS, ElsewhereError
-from conformance.run.elsewhere import open_command, open_vectors
-from conformance.run.findings import read_findings
-from conformance.run.options import ROOT, Options, raise_usage_error_for, select_ids
-from conformance.run.outline import Outline, Unit
-from conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
-from conformance.stages.bench import Bench
-from conformance.stages.config import plan_claim
-from conformance.stages.state import gives_quantizer, stages_of
-from conformance.whole_models import jobs as whole_models
-from refimpl import BackendConfig
-from refimpl.backend_config import as_backend_config
-from refimpl.releases import list_left_out
-from reports.results import digest_ids
-from reports.schema import SCHEMA, Header
+from fx_quant_conformance.backends.base import Backend, Capabilities, Representation, Taken
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.claim import Claim, config_digest, enumerate_claims
+from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits
+from fx_quant_conformance.conformance.claims.preparation import Preparation
+from fx_quant_conformance.conformance.claims_of import unclaimed_ops
+from fx_quant_conformance.conformance.facts.fingerprint import jobs as fingerprint
+from fx_quant_conformance.conformance.fuzz import search as fuzz
+from fx_quant_conformance.conformance.machine import isa
+from fx_quant_conformance.conformance.machine.child import StartError
+from fx_quant_conformance.conformance.machine.environment import describe_environment, read_detection_power
+from fx_quant_conformance.conformance.machine.release import ROOT
+from fx_quant_conformance.conformance.own_models import jobs as own_models
+from fx_quant_conformance.conformance.own_models.given import ModelSpecError, check_spec
+from fx_quant_conformance.conformance.own_models.sets import ModelSetError, expand
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.remote.description import DescriptionError, Limit, read_description
+from fx_quant_conformance.conformance.remote.executor import executor_of
+from fx_quant_conformance.conformance.remote.worker import describe_backend
+from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.elsewhere import open_command, open_vectors
+from fx_quant_conformance.conformance.run.findings import read_findings
+from fx_quant_conformance.conformance.run.options import Options, raise_usage_error_for, select_ids
+from fx_quant_conformance.conformance.run.outline import Outline, Unit
+from fx_quant_conformance.conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import plan_claim
+from fx_quant_conformance.conformance.stages.state import gives_quantizer, stages_of
+from fx_quant_conformance.conformance.whole_models import jobs as whole_models
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.releases import list_left_out
+from fx_quant_conformance.reports.results import digest_ids
+from fx_quant_conformance.reports.schema import SCHEMA, Header
 
 JOB_SOURCES = (fuzz.jobs, whole_models.jobs, fingerprint.jobs)
 """Functions that list the jobs of a profile, those with the longest jobs first."""
@@ -240,7 +241,7 @@ def open_run(options: Options, backend: Backend) -> Opened:
     raw, capabilities = _call(backend, "backend_config"), _call(backend, "capabilities")
     if not isinstance(capabilities, Capabilities):
         raise pytest.UsageError(
-            f"backend {backend.name}: capabilities() returned {capabilities!r}; return a backends.base.Capabilities"
+            f"backend {backend.name}: capabilities() returned {capabilities!r}; return Capabilities"
         )
     with raise_usage_error_for(LimitsError, f"backend {backend.name}: "):
         check_limits(capabilities.limits)

@@ -1,4 +1,4 @@
-"""The command line of ``pytest --pyargs conformance``: its options, their checks, and the choice of claims.
+"""The command line of ``pytest --pyargs fx_quant_conformance``: its options, their checks, and the choice of claims.
 
 ``--strict`` is pytest's own option; vendors type it to refuse QUALITY, which is the default now.
 """
@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from conformance.claims.effort import PROFILES
-from conformance.machine.isa import LEVELS
-from conformance.machine.seconds import parse_seconds
-from reports.selection import find_matches
-from reports.shard import Shard
+from fx_quant_conformance.backends.names import list_names
+from fx_quant_conformance.conformance.claims.effort import PROFILES
+from fx_quant_conformance.conformance.machine.isa import LEVELS
+from fx_quant_conformance.conformance.machine.seconds import parse_seconds
+from fx_quant_conformance.reports.selection import find_matches
+from fx_quant_conformance.reports.shard import Shard
 
-ROOT = Path(__file__).resolve().parents[2]
 CLAIM_TIMEOUTS = {"quick": 60.0, "full": 60.0, "stress": 600.0}
 """Maximal time of one claim in seconds, by profile."""
 
@@ -45,8 +45,28 @@ def parse_shard(text: str) -> Shard:
     return Shard(place=place, of=of)
 
 
+class StoreBackend(argparse.Action):
+    """Stores the name of a backend; the shell completes it by those of the shipped and the installed ones."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the name."""
+        setattr(namespace, self.dest, values)
+
+    @staticmethod
+    def completer(**given: Any) -> list[str]:
+        """Return the names, as argcomplete asks for them."""
+        return list_names()
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
+        "action": StoreBackend,
         "metavar": "NAME",
         "help": "the backend to certify: a shipped one, a name from the entry-point group "
         "fx_quant_conformance.backends, module:attribute such as my_package.my_module:MyBackend, vectors:DIR for the "
@@ -126,7 +146,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--shard": {
         "type": parse_shard,
         "metavar": "K/N",
-        "help": "run the K-th of N parts of the selection; python -m reports merge joins the results",
+        "help": "run the K-th of N parts of the selection; fx-quant-conformance report merge joins the results",
     },
     "--resume": {
         "metavar": "FILE",
@@ -204,7 +224,13 @@ class Options:
 
     def repro(self, claim_id: str) -> str:
         """Return the command that runs one claim again, as it was run here."""
-        words = ["pytest", "--pyargs", "conformance", f"--backend={shlex.quote(self.backend)}", f"--seed={self.seed}"]
+        words = [
+            "pytest",
+            "--pyargs",
+            "fx_quant_conformance",
+            f"--backend={shlex.quote(self.backend)}",
+            f"--seed={self.seed}",
+        ]
         options = (
             (self.profile != "full", f"--profile={self.profile}"),
             (self.max_examples is not None, f"--max-examples={self.max_examples}"),
@@ -251,7 +277,7 @@ def read_options(config: pytest.Config) -> Options:
     option = config.option
     if not option.backend:
         raise pytest.UsageError(
-            "the suite needs a backend: pytest --pyargs conformance --backend=NAME "
+            "the suite needs a backend: pytest --pyargs fx_quant_conformance --backend=NAME "
             "(such as qnnpack, or my_package.my_module:MyBackend)"
         )
     if option.resume and option.failed_of:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from reports.codec import line_of, row_of
-from reports.schema import Header
+from fx_quant_conformance.reports.codec import line_of, row_of
+from fx_quant_conformance.reports.schema import Header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from reports.text import format_duration
-from reports.verdicts import VERDICTS, Verdict
+from fx_quant_conformance.reports.text import format_duration
+from fx_quant_conformance.reports.verdicts import VERDICTS, Verdict
 
 EVERY_ON_TERMINAL, EVERY_IN_LOG = 0.2, 30.0
 """Seconds between two lines."""

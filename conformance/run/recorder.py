@@ -14,26 +14,26 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.machine.child import Ending
-from conformance.machine.release import find_change
-from conformance.machine.workplace import WorkResult
-from conformance.run.judging import find_problems, rows_of
-from conformance.run.options import ROOT, raise_usage_error_for
-from conformance.run.outline import Unit
-from conformance.run.report_folder import HTML, RESULTS, WAIVERS, FolderError, ReportFolder
-from conformance.run.resume import Earlier
-from conformance.run.session import Run, param_id
-from reports.codec import line_of
-from reports.diff import Side, make_side, read_baseline
-from reports.digest import verdict_line
-from reports.html import render_html
-from reports.markdown import write_job_summary
-from reports.results import ResultsError, lead_of, read_results
-from reports.schema import Check, Header, Judged
-from reports.terminal import summary
-from reports.text import join_lines
-from reports.verdicts import Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.release import ROOT, find_change
+from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.run.judging import find_problems, rows_of
+from fx_quant_conformance.conformance.run.options import raise_usage_error_for
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.report_folder import HTML, RESULTS, WAIVERS, FolderError, ReportFolder
+from fx_quant_conformance.conformance.run.resume import Earlier
+from fx_quant_conformance.conformance.run.session import Run, param_id
+from fx_quant_conformance.reports.codec import line_of
+from fx_quant_conformance.reports.diff import Side, make_side, read_baseline
+from fx_quant_conformance.reports.digest import verdict_line
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import write_job_summary
+from fx_quant_conformance.reports.results import ResultsError, lead_of, read_results
+from fx_quant_conformance.reports.schema import Check, Header, Judged
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.text import join_lines
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
 
 PAYLOAD = pytest.StashKey[str]()
 """Of a test item: the lines of its rows in the results file, and the memory that they took, for the test's report.

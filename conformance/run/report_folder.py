@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.machine.whole_files import UNFINISHED, write_whole
-from conformance.run.device import CALLS, COMMAND
-from conformance.vectors.files import remove
-from reports.reading import FileFault, open_to_append, read_bytes
-from reports.results import Results, ResultsError, read_results
+from fx_quant_conformance.conformance.machine.whole_files import UNFINISHED, write_whole
+from fx_quant_conformance.conformance.run.device import CALLS, COMMAND
+from fx_quant_conformance.conformance.vectors.files import remove
+from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_bytes
+from fx_quant_conformance.reports.results import Results, ResultsError, read_results
 
 if sys.platform != "win32":
     import fcntl

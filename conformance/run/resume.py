@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conformance.run.judging import rule_again
-from conformance.run.outline import Unit
-from conformance.run.session import Run
-from reports.codec import encode
-from reports.results import Results, ResultsError, check_rows, read_results
-from reports.schema import Footer, Header, Judged, Measurement, Row
-from reports.text import format_count
-from reports.verdicts import Outcome
+from fx_quant_conformance.conformance.run.judging import rule_again
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.session import Run
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.results import Results, ResultsError, check_rows, read_results
+from fx_quant_conformance.reports.schema import Footer, Header, Judged, Measurement, Row
+from fx_quant_conformance.reports.text import format_count
+from fx_quant_conformance.reports.verdicts import Outcome
 
 _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed", "foreign_code"})
 """Header fields in which the two parts may differ."""

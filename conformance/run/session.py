@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.machine import isa
-from conformance.machine.child import Child, ChildLost, StartError, join_server, start_server
-from conformance.machine.frames import Frame
-from conformance.machine.release import PACKAGES
-from conformance.remote.sources import SourcesError, digest_sources
-from conformance.remote.worker import ask_description, make_worker
-from conformance.run.device import COMMAND, VECTORS, ElsewhereError
-from conformance.run.options import ROOT, Options, raise_usage_error_for, read_options
-from conformance.run.outline import Outline, Unit
-from conformance.run.setup import OUTLINE, Setup
-from conformance.run.waivers import WaiverEntry, Waivers, parse_waivers
-from conformance.run.workplaces import Openers, make_judge_recipe
-from reports.schema import Header
-from reports.text import join_lines, show
+from fx_quant_conformance.conformance.machine import isa
+from fx_quant_conformance.conformance.machine.child import Child, ChildLost, StartError, join_server, start_server
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.release import ROOT, find_package
+from fx_quant_conformance.conformance.remote.sources import SourcesError, digest_sources
+from fx_quant_conformance.conformance.remote.worker import ask_description, make_worker
+from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.options import Options, raise_usage_error_for, read_options
+from fx_quant_conformance.conformance.run.outline import Outline, Unit
+from fx_quant_conformance.conformance.run.setup import OUTLINE, Setup
+from fx_quant_conformance.conformance.run.waivers import WaiverEntry, Waivers, parse_waivers
+from fx_quant_conformance.conformance.run.workplaces import Openers, make_judge_recipe
+from fx_quant_conformance.reports.schema import Header
+from fx_quant_conformance.reports.text import join_lines, show
 
 if TYPE_CHECKING:
-    from conformance.remote.client import RemoteBackend
+    from fx_quant_conformance.conformance.remote.client import RemoteBackend
 
 DESCRIPTION, GIVEN_OUTLINE, DONE = "conformance_backend", "conformance_outline", "conformance_done"
 SERVER = "conformance_server"
@@ -105,7 +105,7 @@ def preflight(config: pytest.Config) -> Run | int | None:
         return None
     options = read_options(config)
     if options.backend.startswith(VECTORS) or options.outputs is not None:
-        from conformance.run.elsewhere import adopt_bundle
+        from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle
 
         with raise_usage_error_for(ElsewhereError):
             options = adopt_bundle(options)
@@ -162,7 +162,7 @@ def _describe(options: Options, openers: Openers, text: str | None = None) -> tu
     ``text``: what it has said to another process. Raises UsageError.
     """
     if options.backend.startswith((VECTORS, COMMAND)):
-        from conformance.run.opening import find_described
+        from fx_quant_conformance.conformance.run.opening import find_described
 
         backend = find_described(options, text)
         return Setup(options=options, text=backend.text, remake=backend.remake), backend
@@ -207,7 +207,7 @@ def digest_code(run: Run) -> str:
     waivers = json.loads(run.setup.text).get("waivers")
     left_out = [run.options.report_dir, *([] if waivers is None else [Path(waivers)])]
     try:
-        return digest_sources([*(ROOT / name for name in PACKAGES), *places], left_out)
+        return digest_sources([find_package(ROOT), *places], left_out)
     except SourcesError:
         return ""
 
@@ -222,7 +222,7 @@ def run_of(config: pytest.Config) -> Run:
     """Return this process's run. Raises UsageError outside of a run."""
     run = config.stash.get(_RUN, None)
     if run is None:
-        raise pytest.UsageError("the suite runs by its own path: pytest --pyargs conformance --backend=NAME")
+        raise pytest.UsageError("the suite runs by its own path: pytest --pyargs fx_quant_conformance --backend=NAME")
     return run
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.machine.frames import Frame
-from conformance.run.options import Options
-from reports.codec import line_of
-from reports.schema import Check, ClaimResult
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.run.options import Options
+from fx_quant_conformance.reports.codec import line_of
+from fx_quant_conformance.reports.schema import Check, ClaimResult
 
 OUTLINE, JUDGE, REPRODUCE = "outline", "judge", "reproduce"
 """What a judge is asked for."""

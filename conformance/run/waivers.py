@@ -37,13 +37,13 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.machine.isa import LEVELS, NAMES
-from conformance.machine.toml import parse_toml
-from reports.coverage import read_rule_texts
-from reports.reading import MOST_TEXT, FileFault, read_bytes
-from reports.schema import Waiver
-from reports.selection import OWN, matches_glob
-from reports.verdicts import PASSING, VERDICTS, Verdict
+from fx_quant_conformance.conformance.machine.isa import LEVELS, NAMES
+from fx_quant_conformance.conformance.machine.toml import parse_toml
+from fx_quant_conformance.reports.coverage import read_rule_texts
+from fx_quant_conformance.reports.reading import MOST_TEXT, FileFault, read_bytes
+from fx_quant_conformance.reports.schema import Waiver
+from fx_quant_conformance.reports.selection import OWN, matches_glob
+from fx_quant_conformance.reports.verdicts import PASSING, VERDICTS, Verdict
 
 QUALITY_LSB = 1.0
 """The error that QUALITY stands for (NUM-03)."""
@@ -391,6 +391,6 @@ def _list_ids(ids: Collection[str]) -> str:
 
 def _suggest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return what to give in the place of a name that is none."""
-    from refimpl.errors import suggest_name  # with torch, which pytest's process does not need
+    from fx_quant_conformance.refimpl.errors import suggest_name  # with torch, which pytest's process does not need
 
     return suggest_name(name, known, cutoff)

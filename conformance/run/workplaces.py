@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from conformance.machine.child import Child, Ending, Recipe
-from conformance.machine.frames import Frame
-from conformance.machine.workplace import Workplace, WorkResult
-from conformance.remote.worker import make_warm_workers
-from conformance.run.outline import Unit
-from conformance.run.setup import Setup, make_reproducing_request, make_request
-from reports.schema import Check, ClaimResult
+from fx_quant_conformance.conformance.machine.child import Child, Ending, Recipe
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.workplace import Workplace, WorkResult
+from fx_quant_conformance.conformance.remote.worker import make_warm_workers
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.setup import Setup, make_reproducing_request, make_request
+from fx_quant_conformance.reports.schema import Check, ClaimResult
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Openers:
 
 def make_judge_recipe(setup: Setup) -> Recipe:
     """Return how a judge is made that holds no code of others."""
-    return Recipe(open="conformance.run.judge:open_judge", arguments=(setup,))
+    return Recipe(open="fx_quant_conformance.conformance.run.judge:open_judge", arguments=(setup,))
 
 
 class Workplaces:

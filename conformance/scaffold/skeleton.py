@@ -1,4 +1,4 @@
-"""The skeleton of a vendor's package: ``python -m conformance init`` (docs/vendor-guide.md)."""
+"""The skeleton of a vendor's package: ``fx-quant-conformance init`` (docs/vendor-guide.md)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from backends.names import SHIPPED
+from fx_quant_conformance.backends.names import SHIPPED
 
 FILES = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -64,7 +64,7 @@ def class_of(name: str) -> str:
 def render_files(name: str) -> dict[str, str]:
     """Return the text of each file of the package ``name``, by path."""
     environment = Environment(
-        loader=PackageLoader("conformance.scaffold"),
+        loader=PackageLoader("fx_quant_conformance.conformance.scaffold"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # Python, TOML and YAML; the name is an identifier

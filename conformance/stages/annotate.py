@@ -11,23 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
-from conformance.annotations.asking import QuantizerNotFound
-from conformance.annotations.probe import BothPlaces, Probe
-from conformance.claims.case import Case
-from conformance.claims.claim import FLOAT_QPARAMS, Claim
-from conformance.claims.kinds import Kind
-from conformance.claims.pattern_plan import is_norm
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.ops.fused_modules import QAT_OF
-from conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
-from conformance.stages.annotation_edges import find_edge_fault, make_edges
-from conformance.stages.bench import Bench
-from conformance.stages.state import ClaimState, make_backend_error
-from refimpl import ObservationType
-from reports.schema import Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
+from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import FLOAT_QPARAMS, Claim
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
+from fx_quant_conformance.conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
+from fx_quant_conformance.conformance.stages.annotation_edges import find_edge_fault, make_edges
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.state import ClaimState, make_backend_error
+from fx_quant_conformance.refimpl import ObservationType
+from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 Found = Mapping[str, BothPlaces]
 """What came of the probes, by name."""

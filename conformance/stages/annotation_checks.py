@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from backends.base import Capabilities
-from conformance.annotations.probe import BothPlaces
-from conformance.annotations.reading import Observed, PatternReading
-from conformance.claims.case import Case
-from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.kinds import INTEGERS, Kind
-from conformance.claims.qconfigs import WEIGHT_OBSERVERS
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config, is_observed_dtype
-from refimpl.observers import dtype_range, is_quantized_dtype
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.annotations.probe import BothPlaces
+from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS, Kind
+from fx_quant_conformance.conformance.claims.qconfigs import WEIGHT_OBSERVERS
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.dtype_choice import (
+    ObserverFacts,
+    QConfigFacts,
+    choose_dtype_config,
+    is_observed_dtype,
+)
+from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.reports.verdicts import Verdict
 
 _QUANTIZED = {PLAIN_DTYPE[dtype]: dtype for dtype in (torch.quint8, torch.qint8, torch.qint32)}
 _PER_TENSOR = (None, torch.per_tensor_affine, torch.per_tensor_symmetric)

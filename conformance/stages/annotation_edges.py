@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.annotations.probe import Probe, Probed
-from conformance.claims.case import Case
-from conformance.claims.claim import NO_WEIGHT, Claim
-from conformance.claims.pattern_plan import is_norm
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.ops.op_model import PatternModel
-from refimpl import BackendConfig
-from refimpl.patterns import Pattern, leaf_name
+from fx_quant_conformance.conformance.annotations.probe import Probe, Probed
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
+from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.ops.op_model import PatternModel
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.patterns import Pattern, leaf_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from conformance.oracle.grids import Grid
-from conformance.oracle.requantizing import TIE, Target
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.requantizing import TIE, Target
 
 CAUSES: Mapping[str, str] = {
     "final": "rescale in float32",

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from backends.base import Backend, Representation
-from backends.lowering import in_form
-from conformance.claims.claim import enumerate_claims
-from conformance.claims.effort import PROFILES
-from conformance.claims.preparation import Preparation
-from conformance.claims.quick import Share, shares_of
-from conformance.oracle.grids import is_static
-from conformance.remote.executor import executor_of
-from refimpl import BackendConfig, convert_to_reference_decomposed_fx
-from refimpl.backend_config import as_backend_config
-from refimpl.qparams import dtype_range, is_quantized_dtype
+from fx_quant_conformance.backends.base import Backend, Representation
+from fx_quant_conformance.backends.lowering import in_form
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.effort import PROFILES
+from fx_quant_conformance.conformance.claims.preparation import Preparation
+from fx_quant_conformance.conformance.claims.quick import Share, shares_of
+from fx_quant_conformance.conformance.oracle.grids import is_static
+from fx_quant_conformance.conformance.remote.executor import executor_of
+from fx_quant_conformance.refimpl import BackendConfig, convert_to_reference_decomposed_fx
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.qparams import dtype_range, is_quantized_dtype
 
 
 class Bench:

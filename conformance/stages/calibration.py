@@ -12,14 +12,21 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch, draw_calibration_inputs
-from conformance.claims.kinds import Kind
-from conformance.claims.qconfigs import qconfig_for, wide_qconfig_for
-from conformance.stages.attribution import unravel_index
-from refimpl import BackendConfig, PrepareCustomConfig, QConfigMapping, explain, prepare_fx, prepare_qat_fx
-from refimpl.patterns import is_match_all
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.qconfigs import qconfig_for, wide_qconfig_for
+from fx_quant_conformance.conformance.stages.attribution import unravel_index
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    PrepareCustomConfig,
+    QConfigMapping,
+    explain,
+    prepare_fx,
+    prepare_qat_fx,
+)
+from fx_quant_conformance.refimpl.patterns import is_match_all
 
 
 def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMapping:

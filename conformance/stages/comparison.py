@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.oracle.error_bounds import flatten
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid
-from conformance.stages.attribution import attribute, format_worst, unravel_index
-from conformance.stages.resemblance import Resemblance, find_resemblance, format_allowed
-from conformance.stages.statistics import Sample
-from reports.schema import Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.oracle.error_bounds import flatten
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.attribution import attribute, format_worst, unravel_index
+from fx_quant_conformance.conformance.stages.resemblance import Resemblance, find_resemblance, format_allowed
+from fx_quant_conformance.conformance.stages.statistics import Sample
+from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 MOST_SHOWN = 6
 """Elements of the worst comparison that the report shows."""

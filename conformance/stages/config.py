@@ -15,22 +15,22 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.claims.kinds import Kind
-from conformance.claims.plan import plan_cases
-from conformance.claims.qconfigs import format_misfit, wide_qconfig_for
-from conformance.claims.quick import Share
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.stages.bench import Bench
-from conformance.stages.state import ClaimState
-from refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
-from refimpl.backend_config import lint_entry
-from refimpl.dtype_choice import ObserverReader, choose_dtype_config
-from refimpl.observers import dtype_range, is_quantized_dtype
-from refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.claims.qconfigs import format_misfit, wide_qconfig_for
+from fx_quant_conformance.conformance.claims.quick import Share
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.state import ClaimState
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.backend_config import lint_entry
+from fx_quant_conformance.refimpl.dtype_choice import ObserverReader, choose_dtype_config
+from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 def plan_cases_of_claim(run: ClaimState) -> Iterator[Fault]:

@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import draw_inputs
-from conformance.claims.kinds import INTEGERS
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.oracle.evaluate import READS_SHAPE, Walk
-from conformance.oracle.grids import NoOracleError, integers_of, lay_along
-from conformance.oracle.vendor_modules import HELD, find_reference_kind, is_custom
-from conformance.stages.calibration import keeps_statistics
-from conformance.stages.dynamic_checks import check_reference_dynamic
-from conformance.stages.fixed_grids import check_fixed_grids
-from conformance.stages.meaning import run_in_float64
-from conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
-from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.invariants import find_observers, is_dequantize, is_quantize
-from refimpl.observers import is_quantized_dtype
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import draw_inputs
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.oracle.evaluate import READS_SHAPE, Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, integers_of, lay_along
+from fx_quant_conformance.conformance.oracle.vendor_modules import HELD, find_reference_kind, is_custom
+from fx_quant_conformance.conformance.stages.calibration import keeps_statistics
+from fx_quant_conformance.conformance.stages.dynamic_checks import check_reference_dynamic
+from fx_quant_conformance.conformance.stages.fixed_grids import check_fixed_grids
+from fx_quant_conformance.conformance.stages.meaning import run_in_float64
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
+from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.observers import is_quantized_dtype
 
 
 def convert_to_reference(run: ClaimState, state: CaseState) -> Iterator[Fault]:

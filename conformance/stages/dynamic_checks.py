@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.claim import Claim
-from conformance.claims.kinds import Kind
-from conformance.claims.qconfigs import dynamic_range_of
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from refimpl import explain
-from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.qconfigs import dynamic_range_of
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.invariants import find_observers, is_dequantize, is_quantize
 
 
 @guard("prepare.check_prepared_dynamic")

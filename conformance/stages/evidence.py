@@ -16,33 +16,33 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.claims.kinds import Kind
-from conformance.claims.pattern_plan import PatternPlan, is_taken, plan_pattern
-from conformance.claims.plan import VALUE_RANGES
-from conformance.claims.qconfigs import observer_arguments_of, qconfig_for
-from conformance.claims.quick import Share
-from conformance.claims.registry import registered_for
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.ops.op_model import Input
-from conformance.ops.table import WEIGHTED
-from conformance.ops.weighted import LayerShape
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.stages.bench import Bench
-from conformance.stages.calibration import prepare_case, set_scales
-from conformance.stages.comparison import compare
-from conformance.stages.execution import Reports, ask_execution
-from conformance.stages.long_sums import BITS, ROWS, WIDTH, LongSums, draw_long_sums
-from conformance.stages.lower import lower, run_lowered
-from conformance.stages.state import ExecutionEvidence
-from refimpl import RefimplError
-from refimpl.observers import dtype_range, is_quantized_dtype
-from refimpl.patterns import leaf_name
-from reports.schema import Where
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, is_taken, plan_pattern
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
+from fx_quant_conformance.conformance.claims.qconfigs import observer_arguments_of, qconfig_for
+from fx_quant_conformance.conformance.claims.quick import Share
+from fx_quant_conformance.conformance.claims.registry import registered_for
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.ops.table import WEIGHTED
+from fx_quant_conformance.conformance.ops.weighted import LayerShape
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.calibration import prepare_case, set_scales
+from fx_quant_conformance.conformance.stages.comparison import compare
+from fx_quant_conformance.conformance.stages.execution import Reports, ask_execution
+from fx_quant_conformance.conformance.stages.long_sums import BITS, ROWS, WIDTH, LongSums, draw_long_sums
+from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
+from fx_quant_conformance.conformance.stages.state import ExecutionEvidence
+from fx_quant_conformance.refimpl import RefimplError
+from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.reports.schema import Where
 
 PROBE = Where(case="long sums")
 X_SCALE, WEIGHT_SCALE = 1.0, 2.0**-7

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from backends.base import Execution
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.stages.bench import Bench
-from conformance.stages.float_ops import format_float, list_quantized, read_name
-from conformance.stages.state import CaseState, ClaimState, ExecutionEvidence, LoweredModel, make_backend_error
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.float_ops import format_float, list_quantized, read_name
+from fx_quant_conformance.conformance.stages.state import (
+    CaseState,
+    ClaimState,
+    ExecutionEvidence,
+    LoweredModel,
+    make_backend_error,
+)
+from fx_quant_conformance.reports.verdicts import Verdict
 
 _MOST_NAMED, _WIDTH = 3, 60
 NOT_SAID = "the backend does not say what ran"

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.pattern_plan import is_norm
-from refimpl import explain
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.patterns import leaf_name
 
 _NAME = re.compile(r"[\w.]*")
 _REPORT = re.compile(r"(?P<name>[\w.]+)(?: \((?P<kernel>.*?)\))?(?:: (?P<reason>.*))?", re.DOTALL)

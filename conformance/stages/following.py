@@ -16,13 +16,13 @@ from torch.fx.node import map_arg
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
-from backends.names import format_error
-from conformance.stages.meaning import format_difference, in_float64, run_in_float32, tensors_of
-from refimpl import RefimplError
-from refimpl.plan import OBSERVER_PREFIX, PLAN
-from refimpl.reference import float_module_of
-from refimpl.tracer import trace
-from refimpl.tracing import finish, layer_of, notes_of
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.stages.meaning import format_difference, in_float64, run_in_float32, tensors_of
+from fx_quant_conformance.refimpl import RefimplError
+from fx_quant_conformance.refimpl.plan import OBSERVER_PREFIX, PLAN
+from fx_quant_conformance.refimpl.reference import float_module_of
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.tracing import finish, layer_of, notes_of
 
 ROUNDING = 2.0**-21
 """Relative error of a folded weight: of the norm's sum, root and quotient, of its weight's product and of the layer's;

@@ -8,15 +8,15 @@ from functools import partial
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.build import PRELUDE, build_model
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import draw_calibration_inputs
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.stages.meaning import format_difference
-from conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
-from refimpl import BackendConfig
-from refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.conformance.claims.build import PRELUDE, build_model
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.stages.meaning import format_difference
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.fuse import trace_and_fuse
 
 FUSES_NOTHING = BackendConfig("fuses nothing")
 

@@ -14,18 +14,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.claims.inputs import Batch
-from conformance.claims.kinds import Kind
-from conformance.machine.fault import Fault, FaultFound, raise_first
-from conformance.machine.guard import guard
-from conformance.machine.threads import run_with_threads
-from conformance.ops.op_model import Role
-from conformance.stages import reruns
-from conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
-from conformance.stages.lower import find_leftover
-from conformance.stages.state import CaseState, ClaimState
-from reports.verdicts import PASSING, Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound, raise_first
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.machine.threads import run_with_threads
+from fx_quant_conformance.conformance.ops.op_model import Role
+from fx_quant_conformance.conformance.stages import reruns
+from fx_quant_conformance.conformance.stages.layouts import Layout, lay_in_channels_last, lay_strided
+from fx_quant_conformance.conformance.stages.lower import find_leftover
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
+from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 SPLIT = (1, 3, 5)
 """The sizes into which a batch is split: more rows than known kernels' tiles have, and no size is whole tiles."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from conformance.claims.inputs import Batch
-from conformance.remote.wire import extent_of
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.remote.wire import extent_of
 
 Layout = tuple[str, Batch, Batch]
 """A label, and equal inputs: plain, and in another layout."""

@@ -9,17 +9,17 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import QuantizerRequest, UnsupportedPattern
-from conformance.annotations.programs import OtherGridError
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.machine.memory import fill_memory
-from conformance.remote.executor import Executor, OverwrittenError
-from conformance.stages.annotate import request_for
-from conformance.stages.bench import Bench
-from conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
-from reports.schema import Where
+from fx_quant_conformance.backends.base import QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.conformance.annotations.programs import OtherGridError
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.machine.memory import fill_memory
+from fx_quant_conformance.conformance.remote.executor import Executor, OverwrittenError
+from fx_quant_conformance.conformance.stages.annotate import request_for
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
+from fx_quant_conformance.reports.schema import Where
 
 Lowering = Callable[[GraphModule, Batch], Any]
 """Has the backend lower a reference model."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch
-from conformance.stages.layouts import copy_with_gaps
-from conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
-from conformance.stages.state import CaseState
-from reports.schema import Measurement, Where
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.stages.layouts import copy_with_gaps
+from fx_quant_conformance.conformance.stages.reruns import REPETITION, RepeatRun, compare_outputs
+from fx_quant_conformance.conformance.stages.state import CaseState
+from fx_quant_conformance.reports.schema import Measurement, Where
 
 _NONFINITE = {"nan": float("nan"), "+inf": float("inf"), "-inf": float("-inf")}
 _MOST = 160

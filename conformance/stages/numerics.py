@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from backends.base import Capabilities, Requantize
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import NoOracleError
-from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison, compare_all
-from conformance.stages.lower import error_on_retry, lower, run_all
-from conformance.stages.resemblance import format_resemblance
-from conformance.stages.state import CaseState, ClaimState, FirstRun, make_check
-from conformance.stages.statistics import summarize
-from conformance.stages.undecided import note_whether_decided
-from reports.schema import Check, Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities, Requantize
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
+from fx_quant_conformance.conformance.stages.lower import error_on_retry, lower, run_all
+from fx_quant_conformance.conformance.stages.resemblance import format_resemblance
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, FirstRun, make_check
+from fx_quant_conformance.conformance.stages.statistics import summarize
+from fx_quant_conformance.conformance.stages.undecided import note_whether_decided
+from fx_quant_conformance.reports.schema import Check, Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 def compare_with_exact(run: ClaimState, state: CaseState) -> Iterator[Fault]:

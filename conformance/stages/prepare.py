@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.build import PRELUDE
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch
-from conformance.claims.kinds import INTEGERS
-from conformance.machine.fault import Fault, raise_first
-from conformance.machine.guard import guard
-from conformance.stages.calibration import prepare_case
-from conformance.stages.dynamic_checks import check_prepared_dynamic
-from conformance.stages.following import find_difference
-from conformance.stages.ranges import check_ranges
-from conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
-from conformance.stages.unrounded import without_observers
-from refimpl import ObservationType, RefimplError, explain
-from refimpl.plan import Decision
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.claims.build import PRELUDE
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS
+from fx_quant_conformance.conformance.machine.fault import Fault, raise_first
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.stages.calibration import prepare_case
+from fx_quant_conformance.conformance.stages.dynamic_checks import check_prepared_dynamic
+from fx_quant_conformance.conformance.stages.following import find_difference
+from fx_quant_conformance.conformance.stages.ranges import check_ranges
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
+from fx_quant_conformance.conformance.stages.unrounded import without_observers
+from fx_quant_conformance.refimpl import ObservationType, RefimplError, explain
+from fx_quant_conformance.refimpl.plan import Decision
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 def prepare_and_calibrate(run: ClaimState, state: CaseState) -> Iterator[Fault]:

@@ -12,16 +12,16 @@ from functools import lru_cache
 
 from torch.fx import Graph, GraphModule
 
-import refimpl
-from conformance.claims.build import Preluded
-from conformance.claims.claim import Claim
-from conformance.claims.edges import EdgeQConfig, edges_inside, edges_outside
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.stages.calibration import leaves_of
-from conformance.stages.state import CaseState, ClaimState, show_graph
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.plan import Decision
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.conformance.claims.build import Preluded
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.edges import EdgeQConfig, edges_inside, edges_outside
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.stages.calibration import leaves_of
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, show_graph
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.plan import Decision
 
 
 def try_edges(run: ClaimState) -> Iterator[Fault]:

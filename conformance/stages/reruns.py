@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conformance.claims.case import Case
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault
-from conformance.machine.frames import NoAnswer
-from conformance.machine.memory import fill_memory
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import NoOracleError
-from conformance.remote.client import format_trace
-from conformance.remote.executor import OverwrittenError
-from conformance.stages.layouts import clone_with_strides
-from conformance.stages.meaning import tensors_of
-from conformance.stages.state import FirstRun, LoweredModel, make_backend_error
-from reports.schema import Where
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.frames import NoAnswer
+from fx_quant_conformance.conformance.machine.memory import fill_memory
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.remote.client import format_trace
+from fx_quant_conformance.conformance.remote.executor import OverwrittenError
+from fx_quant_conformance.conformance.stages.layouts import clone_with_strides
+from fx_quant_conformance.conformance.stages.meaning import tensors_of
+from fx_quant_conformance.conformance.stages.state import FirstRun, LoweredModel, make_backend_error
+from fx_quant_conformance.reports.schema import Where
 
 Run = Callable[[], list[Tensor]]
 """Runs a lowered model; returns its output tensors."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.base import Requantize, RoundingMode
-from conformance.oracle.exact import Exact
-from conformance.oracle.requantizing import TIE, bound_first_rounding
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.requantizing import TIE, bound_first_rounding
 
 FEWEST = 4
 """Results between two integers from which signs say something; by chance all of them agree once in 8 times."""

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.case import Case
 
 LEAST_CASES = 6
 """Least cases that are searched: fewer are told apart by nearly anything."""

@@ -16,23 +16,23 @@ from typing import Any, Literal
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend
-from backends.names import format_error
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch, NamedInputs
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.frames import NoAnswer
-from conformance.machine.guard import guard
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import format_trace
-from conformance.remote.executor import HeldModel, executor_of
-from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison
-from refimpl import ConfigError, RefimplError
-from reports.schema import Check, evidence
-from reports.verdicts import PASSING, Verdict
+from fx_quant_conformance.backends.base import Backend
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch, NamedInputs
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.frames import NoAnswer
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.remote.client import format_trace
+from fx_quant_conformance.conformance.remote.executor import HeldModel, executor_of
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.comparison import Comparison
+from fx_quant_conformance.refimpl import ConfigError, RefimplError
+from fx_quant_conformance.reports.schema import Check, evidence
+from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 RULES: dict[str, str] = {
     "config": "CFG-09",

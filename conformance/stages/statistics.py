@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reports.numbers import BINS, Number
-from reports.schema import Statistics
+from fx_quant_conformance.reports.numbers import BINS, Number
+from fx_quant_conformance.reports.schema import Statistics
 
 _EDGES = torch.tensor(BINS, dtype=torch.float64)
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from backends.base import Capabilities
-from conformance.claims.claim import Claim
-from conformance.claims.registry import roundings_in
-from conformance.machine.fault import Fault
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.stages.state import CaseState, ClaimState
-from conformance.vectors.interval import interval_of
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.registry import roundings_in
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
+from fx_quant_conformance.conformance.vectors.interval import interval_of
+from fx_quant_conformance.reports.verdicts import Verdict
 
 Exacts = Sequence[Exact]
 """The exact results for an input, one for each output."""

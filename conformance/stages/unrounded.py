@@ -15,13 +15,13 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from conformance.stages.meaning import SWITCHES
-from refimpl.decomposed import OPS
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.plan import PLAN
-from refimpl.quality_walk import FLOAT_WEIGHTS
-from refimpl.reference import float_module_of
-from refimpl.tracing import layer_of, notes_of
+from fx_quant_conformance.conformance.stages.meaning import SWITCHES
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.plan import PLAN
+from fx_quant_conformance.refimpl.quality_walk import FLOAT_WEIGHTS
+from fx_quant_conformance.refimpl.reference import float_module_of
+from fx_quant_conformance.refimpl.tracing import layer_of, notes_of
 
 
 def without_observers(prepared: GraphModule) -> GraphModule:

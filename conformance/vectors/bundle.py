@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.lowering import in_form
-from backends.names import format_error
-from conformance.machine.whole_files import UNFINISHED
-from conformance.oracle.grids import Grid
-from conformance.vectors.files import (
+from fx_quant_conformance.backends.lowering import in_form
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.machine.whole_files import UNFINISHED
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.vectors.files import (
     Array,
     digest_file,
     digest_of,
@@ -24,11 +24,11 @@ from conformance.vectors.files import (
     read_json,
     write_once,
 )
-from conformance.vectors.formats import FORMATS
-from conformance.vectors.graph_data import Data, as_array, describe_grid, integer_dtype_of
-from conformance.vectors.interval import Interval
-from conformance.vectors.recording import RecordedCase
-from reports.reading import FileFault
+from fx_quant_conformance.conformance.vectors.formats import FORMATS
+from fx_quant_conformance.conformance.vectors.graph_data import Data, as_array, describe_grid, integer_dtype_of
+from fx_quant_conformance.conformance.vectors.interval import Interval
+from fx_quant_conformance.conformance.vectors.recording import RecordedCase
+from fx_quant_conformance.reports.reading import FileFault
 
 SCHEMA = 1
 DEVICE, JUDGE = "device", "judge"

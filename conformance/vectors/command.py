@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.machine.child import Answer, Child, ChildLost, Parent, Recipe
-from conformance.machine.frames import Frame
-from conformance.machine.process import PATIENCE, format_exit
-from conformance.machine.seconds import LONGEST
-from conformance.machine.toml import TomlError, parse_toml
-from conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
-from conformance.vectors.files import LOST_CALLS, format_json, remove
-from conformance.vectors.outputs import STATUS, HandedIn
-from reports.reading import FileFault, open_to_append, read_text
+from fx_quant_conformance.conformance.machine.child import Answer, Child, ChildLost, Parent, Recipe
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.process import PATIENCE, format_exit
+from fx_quant_conformance.conformance.machine.seconds import LONGEST
+from fx_quant_conformance.conformance.machine.toml import TomlError, parse_toml
+from fx_quant_conformance.conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
+from fx_quant_conformance.conformance.vectors.files import LOST_CALLS, format_json, remove
+from fx_quant_conformance.conformance.vectors.outputs import STATUS, HandedIn
+from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_text
 
 PLACES = ("{bundle}", "{outputs}", "{device}")
 _MOST_PRINTED = 1 << 14
@@ -157,7 +157,7 @@ def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) ->
     places = dict(zip(PLACES, (str(bundle), str(outputs), str(device)), strict=True))
     words = [_fill(word, places) for word in settings.command]
     given = {"words": words, "folder": str(settings.folder), "environment": dict(settings.environment)}
-    with Child(Recipe(open="conformance.vectors.command:open_call", is_guarded=True)) as child:
+    with Child(Recipe(open="fx_quant_conformance.conformance.vectors.command:open_call", is_guarded=True)) as child:
         try:
             head = child.ask(Frame(head={**given, "timeout": settings.timeout}), limit=settings.timeout + PATIENCE).head
         except ChildLost as lost:  # the command has harmed its parent, or is not to be stopped

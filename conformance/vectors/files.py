@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from conformance.machine.whole_files import write_whole
-from reports.reading import FileFault, open_regular, read_bytes
+from fx_quant_conformance.conformance.machine.whole_files import write_whole
+from fx_quant_conformance.reports.reading import FileFault, open_regular, read_bytes
 
 LOST_CALLS = "lost-calls.jsonl"
 """The file, beside a chunk's bundle, of the calls of a command that did not end with status 0."""

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from backends.base import Representation
-from conformance.remote.model_bytes import dump_model
-from refimpl import export_reference
+from fx_quant_conformance.backends.base import Representation
+from fx_quant_conformance.conformance.remote.model_bytes import dump_model
+from fx_quant_conformance.refimpl import export_reference
 
 Export: TypeAlias = Callable[[GraphModule, tuple[Any, ...]], bytes]
 
@@ -24,7 +24,7 @@ def _export_program(model: GraphModule, example: tuple[Any, ...]) -> bytes:
 
 
 def _export_onnx(model: GraphModule, example: tuple[Any, ...]) -> bytes:
-    from backends._onnx import onnx_bytes
+    from fx_quant_conformance.backends._onnx import onnx_bytes
 
     return onnx_bytes(export_reference(model, example))
 

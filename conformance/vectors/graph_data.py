@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
-from conformance.oracle.vendor_modules import ends_of_weight
-from conformance.vectors.files import Array, format_json
-from refimpl.decomposed import PLAIN_DTYPE
-from refimpl.invariants import is_quantize
-from refimpl.observers import is_quantized_dtype
-from refimpl.patterns import leaf_name
-from refimpl.tracing import attribute_of
+from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
+from fx_quant_conformance.conformance.oracle.vendor_modules import ends_of_weight
+from fx_quant_conformance.conformance.vectors.files import Array, format_json
+from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.invariants import is_quantize
+from fx_quant_conformance.refimpl.observers import is_quantized_dtype
+from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.tracing import attribute_of
 
 Data: TypeAlias = dict[str, Any]
 VERSION = 1
@@ -200,7 +200,7 @@ def _name_class(kind: type) -> str:
         name = leaf_name(each)
         if name.startswith("nn.") and each is not nn.Module:
             return name
-        if not each.__module__.startswith(("torch.", "refimpl.")):
+        if not each.__module__.startswith(("torch.", "fx_quant_conformance.refimpl.")):
             return name
     return leaf_name(kind)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

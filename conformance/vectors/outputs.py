@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.base import Execution
-from conformance.oracle.grids import Grid
-from conformance.vectors.bundle import key_of_output
-from conformance.vectors.files import Array, read_file, read_json, unpack_arrays
-from reports.reading import FileFault
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.vectors.bundle import key_of_output
+from fx_quant_conformance.conformance.vectors.files import Array, read_file, read_json, unpack_arrays
+from fx_quant_conformance.reports.reading import FileFault
 
 OUTPUTS, EXECUTION, STATUS = "outputs.npz", "execution.json", "status.json"
 STATUSES = ("done", "refused", "raised", "crashed", "timeout")

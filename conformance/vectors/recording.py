@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
-from backends.base import Capabilities, Representation
-from conformance.claims.inputs import Batch
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.remote.client import RemoteBackend
-from conformance.remote.executor import HeldModel
-from conformance.vectors.graph_data import GraphData, describe_model
-from conformance.vectors.interval import Interval, interval_of
-from conformance.vectors.runs import RunsData, key_of
-from refimpl.invariants import is_dequantize
+from fx_quant_conformance.backends.base import Capabilities, Representation
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.remote.executor import HeldModel
+from fx_quant_conformance.conformance.vectors.graph_data import GraphData, describe_model
+from fx_quant_conformance.conformance.vectors.interval import Interval, interval_of
+from fx_quant_conformance.conformance.vectors.runs import RunsData, key_of
+from fx_quant_conformance.refimpl.invariants import is_dequantize
 
 
 @dataclass(kw_only=True)

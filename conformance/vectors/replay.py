@@ -17,24 +17,24 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backends.base import Execution, UnsupportedPattern
-from conformance.claims.inputs import Batch
-from conformance.machine.child import Ending
-from conformance.machine.fault import Fault
-from conformance.machine.frames import NoAnswer
-from conformance.machine.workplace import LostProcess
-from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.remote.client import RemoteBackend, RemoteError
-from conformance.remote.executor import HeldModel
-from conformance.vectors.bundle import Bundle, BundleError
-from conformance.vectors.files import format_json, unpack_arrays
-from conformance.vectors.graph_data import describe_model
-from conformance.vectors.outputs import HandedIn, Status
-from conformance.vectors.recording import name_case
-from conformance.vectors.runs import key_of, read_operand
-from refimpl.invariants import is_dequantize
-from reports.reading import FileFault
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Execution, UnsupportedPattern
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.frames import NoAnswer
+from fx_quant_conformance.conformance.machine.workplace import LostProcess
+from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.remote.client import RemoteBackend, RemoteError
+from fx_quant_conformance.conformance.remote.executor import HeldModel
+from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleError
+from fx_quant_conformance.conformance.vectors.files import format_json, unpack_arrays
+from fx_quant_conformance.conformance.vectors.graph_data import describe_model
+from fx_quant_conformance.conformance.vectors.outputs import HandedIn, Status
+from fx_quant_conformance.conformance.vectors.recording import name_case
+from fx_quant_conformance.conformance.vectors.runs import key_of, read_operand
+from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.reports.reading import FileFault
+from fx_quant_conformance.reports.verdicts import Verdict
 
 
 class Source(Protocol):

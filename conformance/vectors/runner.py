@@ -16,21 +16,28 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from backends.base import Execution, Lowered, UnsupportedPattern
-from conformance.machine.child import Ending
-from conformance.machine.threads import run_with_threads
-from conformance.machine.workplace import KeptWorker, LostProcess
-from conformance.oracle.grids import Grid
-from conformance.remote.client import RemoteBackend, format_trace
-from conformance.remote.description import read_description
-from conformance.remote.model_bytes import load_model
-from conformance.remote.worker import describe_backend, make_warm_workers
-from conformance.vectors.bundle import MANIFEST, key_of_output
-from conformance.vectors.files import Array, format_json, pack_arrays, read_json, remove, unpack_arrays
-from conformance.vectors.graph_data import as_array
-from conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
-from conformance.vectors.runs import read_operand
-from reports.reading import FileFault
+from fx_quant_conformance.backends.base import Execution, Lowered, UnsupportedPattern
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.threads import run_with_threads
+from fx_quant_conformance.conformance.machine.workplace import KeptWorker, LostProcess
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.remote.client import RemoteBackend, format_trace
+from fx_quant_conformance.conformance.remote.description import read_description
+from fx_quant_conformance.conformance.remote.model_bytes import load_model
+from fx_quant_conformance.conformance.remote.worker import describe_backend, make_warm_workers
+from fx_quant_conformance.conformance.vectors.bundle import MANIFEST, key_of_output
+from fx_quant_conformance.conformance.vectors.files import (
+    Array,
+    format_json,
+    pack_arrays,
+    read_json,
+    remove,
+    unpack_arrays,
+)
+from fx_quant_conformance.conformance.vectors.graph_data import as_array
+from fx_quant_conformance.conformance.vectors.outputs import EXECUTION, OUTPUTS, STATUS
+from fx_quant_conformance.conformance.vectors.runs import read_operand
+from fx_quant_conformance.reports.reading import FileFault
 
 
 def run_bundle(device: Path, out: Path, spec: str, *, limit: float = 60.0) -> int:

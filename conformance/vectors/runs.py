@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from conformance.oracle.error_bounds import flatten
-from conformance.oracle.grids import Grid
-from conformance.remote.wire import extent_of
-from conformance.vectors.files import Array
-from conformance.vectors.graph_data import Data, as_array, integer_dtype_of, name_of
+from fx_quant_conformance.conformance.oracle.error_bounds import flatten
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.remote.wire import extent_of
+from fx_quant_conformance.conformance.vectors.files import Array
+from fx_quant_conformance.conformance.vectors.graph_data import Data, as_array, integer_dtype_of, name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

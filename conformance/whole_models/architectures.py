@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.claims.case import Case, ValueRange
-from conformance.ops.op_model import Input, Role
-from conformance.whole_models.zoo import Encoder, MobileNet, Recommender, ResNet, Tagger, UNet
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.ops.op_model import Input, Role
+from fx_quant_conformance.conformance.whole_models.zoo import Encoder, MobileNet, Recommender, ResNet, Tagger, UNet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

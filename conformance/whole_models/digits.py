@@ -18,17 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.claims.claim import Claim
-from conformance.machine.fault import FaultFound
-from conformance.machine.messages import Begin
-from conformance.oracle.grids import output_step, place_on_grids
-from conformance.stages.bench import Bench
-from conformance.stages.lower import lower, run_lowered
-from conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
-from conformance.whole_models.setups import ModelSetup
-from conformance.whole_models.training import descend
-from conformance.whole_models.units import ModelUnit
-from reports.schema import Check, Measurement, ModelResult, Where
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.oracle.grids import output_step, place_on_grids
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
+from fx_quant_conformance.conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.conformance.whole_models.training import descend
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit
+from fx_quant_conformance.reports.schema import Check, Measurement, ModelResult, Where
 
 NEEDS = (nn.Conv2d, nn.Linear)
 MISSING = "scikit-learn is not installed: pip install 'fx-quant-conformance[digits]'"

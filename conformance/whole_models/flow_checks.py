@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault
-from conformance.machine.guard import guard
-from conformance.oracle.evaluate import READS_SHAPE
-from conformance.oracle.grids import lay_along
-from conformance.stages.following import find_difference
-from conformance.stages.prepare import find_change
-from conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
-from refimpl import explain
-from refimpl.decomposed import OPS, PLAIN_DTYPE
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.qparams import fill_range, is_quantized_dtype
-from refimpl.tracing import layer_of
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.oracle.evaluate import READS_SHAPE
+from fx_quant_conformance.conformance.oracle.grids import lay_along
+from fx_quant_conformance.conformance.stages.following import find_difference
+from fx_quant_conformance.conformance.stages.prepare import find_change
+from fx_quant_conformance.conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.qparams import fill_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.tracing import layer_of
+from fx_quant_conformance.reports.verdicts import Verdict
 
 TAKES_INTEGERS = READS_SHAPE
 """What reads of a quantized value something else than its numbers."""

@@ -14,22 +14,22 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import Batch, draw_calibration_inputs, draw_static_inputs
-from conformance.machine.messages import Begin
-from conformance.oracle.grids import placeholder_grids
-from conformance.pipeline.job import Job
-from conformance.stages.bench import Bench
-from conformance.whole_models import digits
-from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.judging import judge_model
-from conformance.whole_models.setups import EXTENTS, ModelSetup, activation_dtypes_of, setups_of
-from conformance.whole_models.units import ModelUnit
-from refimpl import BackendConfig
-from refimpl.patterns import Leaf
-from reports.schema import Measurement, ModelResult
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs, draw_static_inputs
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models import digits
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from fx_quant_conformance.conformance.whole_models.judging import judge_model
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, ModelSetup, activation_dtypes_of, setups_of
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.patterns import Leaf
+from fx_quant_conformance.reports.schema import Measurement, ModelResult
 
 RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[Begin | ModelResult | Measurement]]
 """Takes a model through the flow in one way."""

@@ -17,25 +17,25 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import guard
-from conformance.machine.messages import Begin
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.stages.bench import Bench
-from conformance.stages.comparison import Comparison, compare_all
-from conformance.stages.execution import ask_execution
-from conformance.stages.float_ops import format_float, list_quantized, read_name
-from conformance.stages.lower import find_leftover, lower, run_all, run_lowered
-from conformance.stages.numerics import judge_comparisons
-from conformance.stages.reruns import REPETITION, compare_outputs
-from conformance.stages.state import LoweredModel, make_check
-from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
-from conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
-from refimpl import explain
-from reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
-from reports.verdicts import PASSING, Verdict
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
+from fx_quant_conformance.conformance.stages.execution import ask_execution
+from fx_quant_conformance.conformance.stages.float_ops import format_float, list_quantized, read_name
+from fx_quant_conformance.conformance.stages.lower import find_leftover, lower, run_all, run_lowered
+from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
+from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_outputs
+from fx_quant_conformance.conformance.stages.state import LoweredModel, make_check
+from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
+from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""

@@ -13,13 +13,13 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from backends.base import Capabilities
-from conformance.claims.claim import NO_WEIGHT, Claim, Flow
-from conformance.claims.kinds import Kind
-from conformance.claims.qconfigs import format_misfit, qconfig_for
-from refimpl import QConfig, QConfigMapping
-from refimpl.observers import is_quantized_dtype
-from refimpl.patterns import Leaf, is_match_all
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim, Flow
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.qconfigs import format_misfit, qconfig_for
+from fx_quant_conformance.refimpl import QConfig, QConfigMapping
+from fx_quant_conformance.refimpl.observers import is_quantized_dtype
+from fx_quant_conformance.refimpl.patterns import Leaf, is_match_all
 
 _KINDS = {Kind.STATIC: 0, Kind.FIXED: 0, Kind.DYNAMIC: 1, Kind.WEIGHT_ONLY: 2}
 _Rank: TypeAlias = tuple[int, bool, bool, bool]

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from conformance.claims.claim import op_moves
-from conformance.claims.inputs import Batch
-from conformance.oracle.grids import is_constant, is_static
-from refimpl import explain
-from refimpl.decomposed import OPS
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.plan import SHARE, Decision
-from refimpl.tracing import finish
+from fx_quant_conformance.conformance.claims.claim import op_moves
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.oracle.grids import is_constant, is_static
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.plan import SHARE, Decision
+from fx_quant_conformance.refimpl.tracing import finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

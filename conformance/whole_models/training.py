@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from conformance.claims.inputs import Batch
-from conformance.stages.meaning import tensors_of
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.stages.meaning import tensors_of
 
 RATE = 0.01
 

@@ -11,21 +11,21 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import Batch
-from conformance.machine.fault import raise_first
-from conformance.stages.bench import Bench
-from conformance.stages.fixed_grids import check_fixed_grids
-from conformance.stages.meaning import run_in_float32
-from conformance.stages.ranges import check_ranges
-from conformance.stages.state import run_flow, show_graph
-from conformance.stages.statistics import measure_decibels
-from conformance.stages.unrounded import without_observers
-from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
-from conformance.whole_models.setups import ModelSetup, make_mapping
-from conformance.whole_models.training import train_briefly
-from refimpl import QConfigMapping, prepare_fx, prepare_qat_fx
-from reports.numbers import Number
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import raise_first
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.fixed_grids import check_fixed_grids
+from fx_quant_conformance.conformance.stages.meaning import run_in_float32
+from fx_quant_conformance.conformance.stages.ranges import check_ranges
+from fx_quant_conformance.conformance.stages.state import run_flow, show_graph
+from fx_quant_conformance.conformance.stages.statistics import measure_decibels
+from fx_quant_conformance.conformance.stages.unrounded import without_observers
+from fx_quant_conformance.conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup, make_mapping
+from fx_quant_conformance.conformance.whole_models.training import train_briefly
+from fx_quant_conformance.refimpl import QConfigMapping, prepare_fx, prepare_qat_fx
+from fx_quant_conformance.reports.numbers import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode
-from refimpl import BackendConfig, DTypeConfig
-from refimpl.dtype_config import DTypeWithConstraints
-from refimpl.fusers import sequential
-from refimpl.native import LINEAR_SWAP, Row, config_of
-from refimpl.plan import DIFFERENT, SHARE
+from fx_quant_conformance.backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode
+from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
+from fx_quant_conformance.refimpl.dtype_config import DTypeWithConstraints
+from fx_quant_conformance.refimpl.fusers import sequential
+from fx_quant_conformance.refimpl.native import LINEAR_SWAP, Row, config_of
+from fx_quant_conformance.refimpl.plan import DIFFERENT, SHARE
 
 WEIGHTED = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)
 PLAIN = DTypeConfig(torch.qint8, torch.qint8)

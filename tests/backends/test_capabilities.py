@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import _FITS, Capabilities, Requantize
+from fx_quant_conformance.backends.base import _FITS, Capabilities, Requantize
 from tests.hostile.test_processes import run_hostile
 
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Backend, Capabilities, Execution
-from backends.discovery import find_backend
-from backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import ENTRY_POINT_GROUP, SHIPPED, BackendNotFound
 
 FAKES = Path(__file__).resolve().parents[1] / "conformance" / "support" / "fake_backends"
 
@@ -116,9 +116,25 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     assert "several installed packages" in message and "fakes:Good, other:Npu" in message
 
 
-def test_the_suites_packages_stay_first_on_the_path() -> None:
-    find_backend("fakes:Good")
-    root = str(Path(__file__).resolve().parents[2])
-    assert sys.path[:2] == [root, str(FAKES)]
-    find_backend("fakes:Good")
-    assert sys.path.count(root) == 1
+def test_the_working_directory_is_first_on_the_path() -> None:
+    for _ in range(2):
+        find_backend("fakes:Good")
+        assert sys.path[0] == str(FAKES) and sys.path.count(str(FAKES)) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("from conformance.vendor import register", "conformance.vendor"), ("import refimpl", "refimpl")],
+)
+def test_what_release_0_2_0_called_otherwise_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
+    """From a wheel, where nothing has the old names, and from a checkout, whose folders still have them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old_npu.py").write_text(f"{line}\n")
+    for path in (sys.path, [each for each in sys.path if not Path(each, "refimpl").is_dir()]):
+        monkeypatch.setattr(sys, "path", list(path))
+        sys.modules.pop("old_npu", None)
+        package = f"fx_quant_conformance.{name.partition('.')[0]}"
+        advice = f"{name} is gone: its package is {package} now; Backend, Capabilities, Representation and register"
+        assert refusal("old_npu:Npu").count("\n") == 0 and advice in refusal("old_npu:Npu")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.base import Backend, Capabilities, Representation
-from backends.lowering import lower_reference
-from refimpl import BackendConfig
+from fx_quant_conformance.backends.base import Backend, Capabilities, Representation
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.refimpl import BackendConfig
 from tests.runtimes.references import image, reference_of
 
 

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from backends.quantized_form import to_quantized_form
-from backends.torch_engine import engine
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.quantized_form import to_quantized_form
+from fx_quant_conformance.backends.torch_engine import engine
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

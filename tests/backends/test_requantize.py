@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import Capabilities, Requantize, RoundingMode
+from fx_quant_conformance.backends.base import Capabilities, Requantize, RoundingMode
 
 
 def test_nothing_declared_is_float32_and_the_nearest() -> None:

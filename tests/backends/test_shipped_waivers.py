@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from backends.discovery import find_backend
-from conformance.claims.claim import enumerate_claims
-from conformance.machine.isa import LEVELS
-from conformance.run.findings import format_missing, read_findings
-from conformance.run.judging import BASELINES
-from conformance.run.waivers import Waivers, load_waivers
-from reports.baseline import Baseline, Deviation, read_baseline_file
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.machine.isa import LEVELS
+from fx_quant_conformance.conformance.run.findings import format_missing, read_findings
+from fx_quant_conformance.conformance.run.judging import BASELINES
+from fx_quant_conformance.conformance.run.waivers import Waivers, load_waivers
+from fx_quant_conformance.reports.baseline import Baseline, Deviation, read_baseline_file
+from fx_quant_conformance.reports.verdicts import Verdict
 
 ENGINES = (
     "qnnpack",

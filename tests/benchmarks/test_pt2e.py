@@ -20,10 +20,15 @@ from benchmarks.pt2e_both import Both, convert_both, find_difference
 from benchmarks.pt2e_flows import Outcome, compare_claims, make_row
 from benchmarks.pt2e_graphs import Source, search
 from benchmarks.pt2e_reasons import find_reason
-from conformance.claims.claim import enumerate_claims
-from conformance.fuzz.graph import DrawnGraph
-from conformance.whole_models.architectures import ARCHITECTURES
-from refimpl import BackendConfig, QConfigMapping, default_backend_config, get_default_qconfig_mapping
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.fuzz.graph import DrawnGraph
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    QConfigMapping,
+    default_backend_config,
+    get_default_qconfig_mapping,
+)
 
 SAMPLE = (
     "nn.Conv2d/*/ptq/*",

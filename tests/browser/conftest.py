@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.html import render_html
+from fx_quant_conformance.reports.html import render_html
 from tests.conftest import Runs
+from tests.support.reporting import main
 
 Row = dict[str, Any]
 

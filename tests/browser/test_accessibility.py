@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.html import render_html
+from fx_quant_conformance.reports.html import render_html
 from tests.reports.conftest import Made
 
 pytestmark = pytest.mark.slow

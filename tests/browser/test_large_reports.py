@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.html import MOST_ROWS, render_html
-from reports.page import anchor
+from fx_quant_conformance.reports.html import MOST_ROWS, render_html
+from fx_quant_conformance.reports.page import anchor
 from tests.conftest import Row, Runs
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from reports.page import anchor
-from reports.verdicts import VERDICTS
+from fx_quant_conformance.reports.page import anchor
+from fx_quant_conformance.reports.verdicts import VERDICTS
 from tests.browser.conftest import COUNT
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.html import render_html
-from reports.page import anchor
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.page import anchor
 from tests.browser.conftest import COUNT
 
 pytestmark = pytest.mark.slow

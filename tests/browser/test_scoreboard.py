@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.verdicts import VERDICTS, Verdict
+from fx_quant_conformance.reports.verdicts import VERDICTS, Verdict
 from tests.browser.test_navigation import query, title
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.compare import render_board
-from reports.html import render_html
+from fx_quant_conformance.reports.compare import render_board
+from fx_quant_conformance.reports.html import render_html
 
 pytestmark = pytest.mark.slow
 

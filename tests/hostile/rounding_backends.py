@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Execution, RoundingMode
+from fx_quant_conformance.backends.base import Execution, RoundingMode
 from tests.conformance.support.told import name_ops
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import Stepped

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from conformance.machine.child import Ending
-from conformance.machine.workplace import WorkResult
-from conformance.run.judging import rows_of
-from conformance.run.opening import open_run
-from conformance.run.session import Run
-from conformance.run.setup import Setup
-from reports.__main__ import main
-from reports.results import digest_ids, read_results
-from reports.schema import Check, ClaimResult
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.run.judging import rows_of
+from fx_quant_conformance.conformance.run.opening import open_run
+from fx_quant_conformance.conformance.run.session import Run
+from fx_quant_conformance.conformance.run.setup import Setup
+from fx_quant_conformance.reports.results import digest_ids, read_results
+from fx_quant_conformance.reports.schema import Check, ClaimResult
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import Ran, options, run
 from tests.mutants.evidence_faults import MUTANTS
 from tests.mutation.gate import Task, run_mutant
 from tests.mutation.mutant import Mutant
+from tests.support.reporting import main
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants.integer_kernels import CLAIMS
 from tests.mutants.qparams_faults import MUTANTS
 from tests.mutants.table_kernels import FlooredBackend, TableBackend

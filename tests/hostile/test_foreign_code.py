@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.report_folder import RESULTS
-from reports.__main__ import main
-from reports.certificate import CERTIFICATE, find_shortcomings
-from reports.html import build_report
-from reports.results import Results, read_results
-from reports.writer import ResultsWriter
+from fx_quant_conformance.conformance.run.report_folder import RESULTS
+from fx_quant_conformance.reports.certificate import CERTIFICATE, find_shortcomings
+from fx_quant_conformance.reports.html import build_report
+from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+from tests.support.reporting import main
 from tests.support.warm_python import NEW_CHILDREN
 
 pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).resolve().parent / "site"
 DECIDES = """
-import refimpl.decide
+import fx_quant_conformance.refimpl.decide
 
-_make_plan = refimpl.decide.make_plan
-refimpl.decide.make_plan = lambda *arguments: _make_plan(*arguments)
+_make_plan = fx_quant_conformance.refimpl.decide.make_plan
+fx_quant_conformance.refimpl.decide.make_plan = lambda *arguments: _make_plan(*arguments)
 """
 CONFTEST = """
 def pytest_sessionfinish(session):

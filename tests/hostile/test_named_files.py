@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.device import CALLS, format_lost_calls
-from conformance.vectors.files import LOST_CALLS
-from reports.verdicts import Outcome
+from fx_quant_conformance.conformance.run.device import CALLS, format_lost_calls
+from fx_quant_conformance.conformance.vectors.files import LOST_CALLS
+from fx_quant_conformance.reports.verdicts import Outcome
 from tests.conformance.support.suite_runs import Ran, run
 from tests.hostile.test_processes import ONE, run_hostile
 

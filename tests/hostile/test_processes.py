@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
 from tests.support.warm_python import NEW_CHILDREN
 

@@ -13,17 +13,17 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.claims import registry
-from conformance.claims.claim import enumerate_claims
-from conformance.claims.registry import register
-from conformance.oracle import table
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from refimpl.fusers import sequential
-from refimpl.invariants import is_dequantize
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.claims import registry
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.registry import register
+from fx_quant_conformance.conformance.oracle import table
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl.fusers import sequential
+from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.pattern_faults import MUTANTS
 from tests.mutation.mutant import Mutant

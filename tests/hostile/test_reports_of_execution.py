@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from backends.base import Execution
-from conformance.machine.messages import Trace
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.conformance.machine.messages import Trace
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.small_bench import Altered, claim_on, small_bench
 
 NAMES_OF_NOTHING = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import Ran, run
 
 LINEAR = "--claim=nn.Linear/static:in=quint8*/ptq/per_channel_symmetric"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conformance.pipeline.claim_run import run_claim
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.small_bench import Altered, claim_on, small_bench
 from tests.conformance.support.suite_runs import FAKES, REPO, clean_environment
 from tests.hostile.test_processes import VENDORS, run_hostile

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.certificate import find_shortcomings
-from reports.results import Results, ResultsError, read_results
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.certificate import find_shortcomings
+from fx_quant_conformance.reports.results import Results, ResultsError, read_results
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 from tests.hostile.test_processes import ONE, SITE, VENDORS
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from conformance.claims.claim import enumerate_claims
-from conformance.claims.registry import register
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.registry import register
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, ConfigError, DTypeConfig
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.conformance.support.suite_runs import run
 from tests.hostile.test_registered_patterns import no_registrations as no_registrations

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Backend, Execution, Representation
-from conformance.vendor import register
-from refimpl import BackendConfig, BackendPatternConfig, ConvertCustomConfig, DTypeConfig, PrepareCustomConfig
+from fx_quant_conformance import register
+from fx_quant_conformance.backends.base import Backend, Execution, Representation
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    ConvertCustomConfig,
+    DTypeConfig,
+    PrepareCustomConfig,
+)
 from tests.conformance.support.told import name_ops
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities, Execution
+from fx_quant_conformance.backends.base import Capabilities, Execution
 from tests.conformance.support.told import name_ops
 from tests.mutants.reference_kernels import SmallReference, weighted
 from tests.mutation.mutant import Mutant

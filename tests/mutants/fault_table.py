@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants.integer_kernels import Kernels, Make, varied
 
 LINEAR = ("nn.Linear",)

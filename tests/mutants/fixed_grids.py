@@ -13,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Representation
-from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, MinMaxObserver, PerChannelMinMaxObserver, QConfig
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends.base import Representation
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    QConfig,
+)
+from fx_quant_conformance.refimpl.patterns import pattern_name
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import SmallReference, entries
 

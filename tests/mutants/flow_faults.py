@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.reference import float_module_of
+from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl.reference import float_module_of
 from tests.mutants.reference_kernels import SmallReference, config_with
 from tests.mutation.mutant import Mutant, owner_of
 
@@ -78,24 +78,44 @@ def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
 patched(
     "claims",
     "integers beyond the bounds are taken",
-    "refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
     _lenient("DTY-03"),
     "DTY-03",
 )
 patched(
-    "claims", "scales below the bound are taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-04"), "DTY-04"
+    "claims",
+    "scales below the bound are taken",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    _lenient("DTY-04"),
+    "DTY-04",
 )
 patched(
     "claims",
     "other than the fixed qparams are taken",
-    "refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
     _lenient("DTY-05"),
     "DTY-05",
 )
-patched("claims", "another dtype is taken", "refimpl.dtype_choice.find_violations", _lenient("DTY-01"), "DTY-01")
-patched("claims", "dynamic is taken for static", "refimpl.dtype_choice._find_misfits", _lenient("DTY-07"), "DTY-07")
 patched(
-    "claims", "what is exactly on a bound is refused", "refimpl.dtype_choice.find_violations", _on_the_bound, "DTY-02"
+    "claims",
+    "another dtype is taken",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    _lenient("DTY-01"),
+    "DTY-01",
+)
+patched(
+    "claims",
+    "dynamic is taken for static",
+    "fx_quant_conformance.refimpl.dtype_choice._find_misfits",
+    _lenient("DTY-07"),
+    "DTY-07",
+)
+patched(
+    "claims",
+    "what is exactly on a bound is refused",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    _on_the_bound,
+    "DTY-02",
 )
 
 
@@ -114,7 +134,7 @@ def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
 patched(
     "claims",
     "small scales within the bound are refused",
-    "refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
     _no_fine_scales,
     "DTY-02",
     make=_fine_scales,
@@ -155,11 +175,13 @@ def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: A
         honest(self, match, decision, inputs)
 
 
-patched("sharing", "observers not shared", "refimpl.placing.Placer._root_of", _never_shared, "OBS-02")
+patched(
+    "sharing", "observers not shared", "fx_quant_conformance.refimpl.placing.Placer._root_of", _never_shared, "OBS-02"
+)
 patched(
     "sharing",
     "every output shares its input's observer",
-    "refimpl.decide._choose_observation_type",
+    "fx_quant_conformance.refimpl.decide._choose_observation_type",
     _all_share,
     "OBS-01",
     "OBS-07",
@@ -167,12 +189,18 @@ patched(
 patched(
     "structure",
     "only the first input is observed",
-    "refimpl.placing.Placer._place_inputs",
+    "fx_quant_conformance.refimpl.placing.Placer._place_inputs",
     _first_input,
     "OBS-01",
     "OBS-02",
 )
-patched("dynamic", "a dynamic output is observed", "refimpl.placing.Placer._finish", _dynamic_output, "OBS-05")
+patched(
+    "dynamic",
+    "a dynamic output is observed",
+    "fx_quant_conformance.refimpl.placing.Placer._finish",
+    _dynamic_output,
+    "OBS-05",
+)
 
 # -- fuse and convert -------------------------------------------------------------------------------------------------
 
@@ -235,15 +263,21 @@ def _other_step(factor: float) -> Callable[..., Any]:
     return body
 
 
-patched("structure", "fuse_fx fuses nothing", "conformance.stages.fuse.trace_and_fuse", _unfused, "FUS-03")
+patched(
+    "structure",
+    "fuse_fx fuses nothing",
+    "fx_quant_conformance.conformance.stages.fuse.trace_and_fuse",
+    _unfused,
+    "FUS-03",
+)
 patched(
     "structure",
     "fuse_fx forgets a batch norm's eps",
-    "conformance.stages.fuse.trace_and_fuse",
+    "fx_quant_conformance.conformance.stages.fuse.trace_and_fuse",
     _eps_forgotten,
     "FUS-06",
 )
-_WALK = "refimpl.convert_walk.ConvertWalk"
+_WALK = "fx_quant_conformance.refimpl.convert_walk.ConvertWalk"
 patched(
     "structure",
     "convert leaves roots in float",
@@ -256,18 +290,32 @@ patched(
     "dynamic", "convert leaves dynamic roots in float", f"{_WALK}._make_root", _float_root(is_dynamic=True), "CVT-02"
 )
 patched("structure", "convert quantizes no output", f"{_WALK}._write_observer", _not_quantized, "CVT-06")
-patched("structure", "convert writes another dtype", "refimpl.emit.Decomposed.write_static", _other_zero, "CVT-01")
 patched(
-    "structure", "convert writes half of each range", "refimpl.emit.Decomposed.write_static", _other_step(0.5), "CVT-01"
+    "structure",
+    "convert writes another dtype",
+    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
+    _other_zero,
+    "CVT-01",
+)
+patched(
+    "structure",
+    "convert writes half of each range",
+    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
+    _other_step(0.5),
+    "CVT-01",
 )
 patched(
     "structure",
     "convert writes twice each step",
-    "refimpl.emit.Decomposed.write_static",
+    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
     _other_step(2.0),
     "CVT-01",
     claims=MEASURED,
 )
 patched(
-    "dynamic", "convert writes dynamic inputs in 7 bits", "refimpl.emit.Decomposed.write_dynamic", _half_range, "CVT-03"
+    "dynamic",
+    "convert writes dynamic inputs in 7 bits",
+    "fx_quant_conformance.refimpl.emit.Decomposed.write_dynamic",
+    _half_range,
+    "CVT-03",
 )

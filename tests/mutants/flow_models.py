@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.whole_models.architectures import settle
+from fx_quant_conformance.conformance.whole_models.architectures import settle
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Backend, Representation
+from fx_quant_conformance.backends.base import Backend, Representation
 from tests.mutants import fixed_grids
 from tests.mutants.custom_modules import CustomModules
 from tests.mutants.fixed_grids import FIXING, MEASURED, PLAIN, SEVEN, FixedGridBackend, FixedGridIntegers, Fixing

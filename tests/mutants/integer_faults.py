@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants.fault_table import CONV, LINEAR, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, fault, seed
 from tests.mutants.integer_kernels import Integers, Kernels, Sum
 

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.base import Backend, Capabilities, Execution, Representation
-from backends.native_tables import native_config
-from refimpl import BackendConfig
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.patterns import pattern_name
 from tests.conformance.support.told import name_ops
 
 PATTERNS = frozenset(

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from refimpl.invariants import is_dequantize
-from refimpl.tracing import layer_of
+from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.refimpl.tracing import layer_of
 from tests.mutants.flow_faults import patched
 
 Change = Callable[[Any], object]
 OWN = ("model/own/*/quint8/*",)
-PREPARE = "conformance.whole_models.units.prepare_fx"
-CONVERT = "conformance.stages.bench.convert_to_reference_decomposed_fx"
+PREPARE = "fx_quant_conformance.conformance.whole_models.units.prepare_fx"
+CONVERT = "fx_quant_conformance.conformance.stages.bench.convert_to_reference_decomposed_fx"
 
 
 def _changed(change: Change) -> Callable[..., GraphModule]:
@@ -119,7 +119,7 @@ def _enlarge_biases(model: Any) -> None:
 patched(
     "flow",
     "prepare enlarges biases by 2^-16",
-    "conformance.stages.calibration.prepare_fx",
+    "fx_quant_conformance.conformance.stages.calibration.prepare_fx",
     _changed(_enlarge_biases),
     "OBS-15",
     claims=("nn.Linear/static:*/ptq/*", "nn.Conv2d/*/ptq/*"),

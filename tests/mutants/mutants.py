@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib import import_module
 
-from conformance.claims.claim import enumerate_claims
-from conformance.run.options import select_ids
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
 from tests.mutants import (
     evidence_faults,

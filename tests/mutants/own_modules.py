@@ -10,9 +10,9 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.vendor import register
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance import register
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 
 DTYPES = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import UnsupportedPattern
-from refimpl import BackendConfig, MinMaxObserver, PerChannelMinMaxObserver, QConfig
-from refimpl.invariants import is_quantize
+from fx_quant_conformance.backends.base import UnsupportedPattern
+from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, PerChannelMinMaxObserver, QConfig
+from fx_quant_conformance.refimpl.invariants import is_quantize
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, small_config
 
 

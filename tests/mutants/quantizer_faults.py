@@ -16,13 +16,13 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import FakeQuantize, MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
-import refimpl
-from backends.base import Capabilities, QuantizerRequest, Representation
-from conformance.claims.qconfigs import make_qconfig
-from refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints
-from refimpl.exported_calls import ANNOTATION
-from refimpl.patterns import pattern_name
-from refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.base import Capabilities, QuantizerRequest, Representation
+from fx_quant_conformance.conformance.claims.qconfigs import make_qconfig
+from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.exported_calls import ANNOTATION
+from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
 from tests.mutants.reference_kernels import SCHEMES, SmallReference, entries
 from tests.mutation.mutant import Mutant
 

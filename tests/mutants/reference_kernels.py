@@ -16,12 +16,12 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.base import Capabilities
-from backends.native_tables import native_config
-from backends.reference import ReferenceBackend
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.patterns import pattern_name
 
 U8, S8, DYNAMIC, HALF, WEIGHT = "u8", "s8", "dynamic", "half", "weight"
 CLAIMED: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Requantize, RoundingMode
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
 from tests.mutants.fault_table import CONV, FAULTS, LINEAR, RATIO, RESCALED, Fault
 from tests.mutants.honest import bias_int32, half_away, half_up, integer
 from tests.mutants.integer_kernels import Integers, Kernels, Make, Sum, varied

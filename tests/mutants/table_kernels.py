@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ObservationType,
+)
+from fx_quant_conformance.refimpl.patterns import pattern_name
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, small_config
 
 FIXED: dict[type[nn.Module], tuple[float, int]] = {

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from conformance.machine.environment import DETECTION, describe_environment
-from conformance.run.options import ROOT
+from fx_quant_conformance.conformance.machine.environment import DETECTION, describe_environment
+from fx_quant_conformance.conformance.machine.release import ROOT
 from tests.mutants.mutants import MUTANTS
 from tests.mutation.ablation import ablate
 from tests.mutation.gate import MutantRun, Task, run_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from conformance.machine.guard import GUARDS
+from fx_quant_conformance.conformance.machine.guard import GUARDS
 from tests.mutation.gate import MutantRun, Task, run_all
 from tests.mutation.mutant import Mutant
 

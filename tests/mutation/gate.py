@@ -14,20 +14,20 @@ from unittest.mock import patch
 
 import torch
 
-from conformance.machine.child import Answer, Parent, Recipe
-from conformance.machine.frames import Frame
-from conformance.machine.workplace import Serve, Workplace, make_answer
-from conformance.run.judge import make_server
-from conformance.run.judging import rows_of
-from conformance.run.opening import Opened, open_run
-from conformance.run.options import Options
-from conformance.run.outline import Unit
-from conformance.run.session import Run
-from conformance.run.setup import Setup, make_request
-from reports.codec import Message
-from reports.results import leading_check
-from reports.schema import Check, Judged, Measurement, ModelResult, Row
-from reports.verdicts import FAULTY, Verdict
+from fx_quant_conformance.conformance.machine.child import Answer, Parent, Recipe
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.workplace import Serve, Workplace, make_answer
+from fx_quant_conformance.conformance.run.judge import make_server
+from fx_quant_conformance.conformance.run.judging import rows_of
+from fx_quant_conformance.conformance.run.opening import Opened, open_run
+from fx_quant_conformance.conformance.run.options import Options
+from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.session import Run
+from fx_quant_conformance.conformance.run.setup import Setup, make_request
+from fx_quant_conformance.reports.codec import Message
+from fx_quant_conformance.reports.results import leading_check
+from fx_quant_conformance.reports.schema import Check, Judged, Measurement, ModelResult, Row
+from fx_quant_conformance.reports.verdicts import FAULTY, Verdict
 from tests.mutation.guards import OPEN, remove_guard, watch_guards
 from tests.mutation.mutant import Mutant, owner_of
 

@@ -14,10 +14,10 @@ from functools import wraps
 from inspect import isgeneratorfunction
 from typing import Any
 
-from conformance.machine.fault import Fault, FaultFound
-from conformance.machine.guard import GUARDS
-from reports.schema import Check
-from reports.verdicts import FAULTY, PASSING, Verdict
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.guard import GUARDS
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import FAULTY, PASSING, Verdict
 
 Function = Callable[..., Any]
 OPEN = {"models.check_prepared", "models.check_reference", "models.check_roundings"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import Backend
+from fx_quant_conformance.backends.base import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutation.ablation import Removal
 from tests.mutation.gate import FailedUnit, MutantRun
 from tests.mutation.mutant import Mutant

@@ -18,26 +18,26 @@ from torch.fx import GraphModule
 
 import tests.mutants.integer_faults
 import tests.mutants.requantize_kinds  # noqa: F401  (both enter theirs in the table)
-from backends.base import Capabilities
-from conformance.claims.build import build_model
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.effort import PROFILES
-from conformance.claims.inputs import NamedInputs, draw_static_inputs
-from conformance.claims.plan import plan_cases
-from conformance.machine.fault import FaultFound
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid, placeholder_grids
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from conformance.stages.calibration import prepare_case
-from conformance.stages.comparison import Comparison, compare_all
-from conformance.stages.lower import run_lowered
-from conformance.stages.numerics import judge_comparisons, report_failed_run
-from refimpl import convert_to_reference_decomposed_fx
-from reports.schema import Check, Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.effort import PROFILES
+from fx_quant_conformance.conformance.claims.inputs import NamedInputs, draw_static_inputs
+from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.calibration import prepare_case
+from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
+from fx_quant_conformance.conformance.stages.lower import run_lowered
+from fx_quant_conformance.conformance.stages.numerics import judge_comparisons, report_failed_run
+from fx_quant_conformance.refimpl import convert_to_reference_decomposed_fx
+from fx_quant_conformance.reports.schema import Check, Where
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.held import hold
 from tests.mutants.fault_table import FAULTS, MOVING, RATIO, RELU_AFTER, RESCALED, WEIGHTED, Fault
 from tests.mutants.honest import (

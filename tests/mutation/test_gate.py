@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from conformance.machine.environment import DETECTION
-from conformance.machine.guard import GUARDS
-from conformance.run.options import ROOT
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.environment import DETECTION
+from fx_quant_conformance.conformance.machine.guard import GUARDS
+from fx_quant_conformance.conformance.machine.release import ROOT
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants import mutants as shipped
 from tests.mutants.integer_kernels import IntegerBackend, varied
 from tests.mutation import __main__ as command
@@ -301,6 +301,6 @@ def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
 
 def test_the_command_of_earlier_releases_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module("conformance.mutation")
+        runpy.run_module("fx_quant_conformance.conformance.mutation")
     assert ended.value.code == command.USAGE
     assert "is gone: run `python -m tests.mutation`" in capsys.readouterr().err

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backends.discovery import find_backend
-from conformance.claims.claim import enumerate_claims
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     run(*install, f"{wheel}[digits]")
     empty = folder / "empty"
     empty.mkdir()
-    suite = (programs / "pytest", "--pyargs", "conformance", "-n", "2")
+    suite = (programs / "pytest", "--pyargs", "fx_quant_conformance", "-n", "2")
     if "that the suite judged alone" in run(*suite, "--backend=qnnpack", "--profile=quick", cwd=empty):
         raise SystemExit("the run names foreign code where nothing but the suite is installed")
     if strange := {path.name for path in empty.iterdir()} - {".pytest_cache", "build"}:

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine.release import COMMIT
+from fx_quant_conformance.conformance.machine.release import COMMIT, FOLDERS, PACKAGE
 from tests.package.conftest import Release, build
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("backends", "conformance", "fx_quant_conformance", "refimpl", "reports")
-CHANGE = "from conformance.machine.release import *; from pathlib import Path; root = Path({root!r}).resolve(); "
+CHANGE = "from fx_quant_conformance.conformance.machine.release import *; from pathlib import Path; "
+CHANGE += "root = Path({root!r}).resolve(); "
 CHANGE += "print(read_suite_version(root), read_suite_commit(root), find_change(root), sep='|')"
 MODULE = Path("reports", "codec.py")
+INSIDE = Path(PACKAGE)
 
 
 def files_of(checkout: Path) -> set[str]:
@@ -31,9 +32,9 @@ def content(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def ask(release: Release, site: Path, cwd: Path) -> list[str]:
-    """Version, commit and change of the packages in a folder, as they say themselves."""
-    done = release.run("-c", CHANGE.format(root=str(site)), cwd=cwd, site=site)
+def ask(release: Release, site: Path, cwd: Path, inside: Path = INSIDE) -> list[str]:
+    """Version, commit and change of the packages ``inside`` a folder of Python's path, as they say themselves."""
+    done = release.run("-c", CHANGE.format(root=str(site / inside)), cwd=cwd, site=site)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("|")
 
@@ -45,10 +46,17 @@ def site(release: Release, tmp_path: Path) -> Path:
 
 def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(release: Release) -> None:
     names = {name for name in content(release.wheel) if ".dist-info/" not in name}
-    own = {name for name in files_of(release.checkout) if name.startswith(tuple(f"{each}/" for each in PACKAGES))}
-    assert names - own == {COMMIT.as_posix(), "backends/findings.md"}
+    tracked = files_of(release.checkout) - {f"{PACKAGE}/{folder}" for folder in FOLDERS}
+    own = {f"{PACKAGE}/{name}" for name in tracked if name.partition("/")[0] in FOLDERS}
+    own |= {name for name in tracked if name.startswith(f"{PACKAGE}/")}
+    assert names - own == {(INSIDE / COMMIT).as_posix(), f"{PACKAGE}/backends/findings.md"}
     assert own <= names
-    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {f"{PACKAGE}/py.typed", *(f"{PACKAGE}/{folder}/py.typed" for folder in FOLDERS)} <= names
+
+
+def test_a_release_has_one_name(release: Release) -> None:
+    places = {name.partition("/")[0] for name in content(release.wheel)}
+    assert {place for place in places if not place.endswith(".dist-info")} == {PACKAGE}
 
 
 def test_the_metadata_has_licence_extras_and_entry_points(release: Release) -> None:
@@ -66,30 +74,31 @@ def test_the_sdist_has_the_checkout_and_makes_the_same_wheel(release: Release, t
     with tarfile.open(release.sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    packed = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    packed = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file() or path.is_symlink()}
     assert files_of(release.checkout) <= packed
     assert (source / COMMIT).read_text().strip() == release.commit
     assert content(build("wheel", source, tmp_path / "again")) == content(release.wheel)
-    assert ask(release, source, tmp_path)[1] == f"{release.commit}-dirty", "no RECORD shows that it is unchanged"
+    assert ask(release, source, tmp_path, Path())[1] == f"{release.commit}-dirty", (
+        "no RECORD shows that it is unchanged"
+    )
 
 
 def test_a_changed_checkout_is_told_and_what_was_built_before_is_left_out(release: Release, tmp_path: Path) -> None:
     checkout = Path(shutil.copytree(release.checkout, tmp_path / "suite"))
     (checkout / MODULE).write_text("other = 1\n")
-    old = checkout / "build" / "lib" / "reports" / "of_an_earlier_build.py"
+    old = checkout / "build" / "lib" / PACKAGE / "reports" / "of_an_earlier_build.py"
     old.parent.mkdir(parents=True, exist_ok=True)
     old.touch()
     built = content(build("wheel", checkout, tmp_path / "dist"))
-    assert built[COMMIT.as_posix()].decode() == f"{release.commit}-dirty\n"
-    assert f"reports/{old.name}" not in built
+    assert built[(INSIDE / COMMIT).as_posix()].decode() == f"{release.commit}-dirty\n"
+    assert f"{PACKAGE}/reports/{old.name}" not in built
     shutil.rmtree(checkout / ".git")
-    assert content(build("wheel", checkout, tmp_path / "dist"))[COMMIT.as_posix()] == b"unknown\n"
+    assert content(build("wheel", checkout, tmp_path / "dist"))[(INSIDE / COMMIT).as_posix()] == b"unknown\n"
 
 
 def test_an_untouched_release_is_of_its_commit(release: Release, site: Path, empty: Path) -> None:
-    (site / "pyproject.toml").write_text('[project]\nname = "another"\nversion = "9"\n')
-    (site / "reports" / "__pycache__").mkdir(exist_ok=True)
-    (site / "reports" / "__pycache__" / "codec.cpython-311.pyc").write_bytes(b"made by pip")
+    (site / PACKAGE / "reports" / "__pycache__").mkdir(exist_ok=True)
+    (site / PACKAGE / "reports" / "__pycache__" / "codec.cpython-311.pyc").write_bytes(b"made by pip")
     version = release.wheel.name.split("-")[1]
     assert ask(release, site, empty) == [version, release.commit, ""]
 
@@ -98,11 +107,17 @@ def test_an_untouched_release_is_of_its_commit(release: Release, site: Path, emp
     ("change", "told"),
     [
         (
-            lambda site: (site / MODULE).write_text("# changed\n" + (site / MODULE).read_text()),
-            f"{MODULE} differs from",
+            lambda site: (site / INSIDE / MODULE).write_text("# changed\n"),
+            f"{INSIDE / MODULE} differs from",
         ),
-        (lambda site: (site / "backends" / "findings.md").unlink(), "backends/findings.md is missing"),
-        (lambda site: (site / "conformance" / "new.py").touch(), "conformance/new.py is not in RECORD"),
+        (
+            lambda site: (site / PACKAGE / "backends" / "findings.md").unlink(),
+            "fx_quant_conformance/backends/findings.md is missing",
+        ),
+        (
+            lambda site: (site / PACKAGE / "conformance" / "new.py").touch(),
+            f"{PACKAGE}/conformance/new.py is not in RECORD",
+        ),
         (lambda site: shutil.rmtree(next(site.glob("*.dist-info"))), "no RECORD names its files"),
     ],
 )

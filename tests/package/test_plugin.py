@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from conformance.run.hooks import WARNINGS
-from reports.results import read_results
+from fx_quant_conformance.conformance.run.hooks import WARNINGS
+from fx_quant_conformance.reports.results import read_results
 from tests.package.conftest import Release
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIM = "nn.ReLU/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
-SUITE = ("-m", "pytest", "--pyargs", "conformance")
+SUITE = ("-m", "pytest", "--pyargs", "fx_quant_conformance")
 OTHER = {
     "conformance/__init__.py": "",
     "conformance/checks.py": "def check(value):\n    assert value == 2\n",
@@ -45,7 +45,7 @@ def test_of_reports(claim):
     compare([claim], [2])
 
 def test_nothing_else_is_here():
-    assert not {"torch", "refimpl", "backends"} & set(sys.modules)
+    assert not {"torch", "fx_quant_conformance.refimpl", "fx_quant_conformance.conformance"} & set(sys.modules)
 """,
 }
 """A project whose packages have the names of the suite's."""
@@ -61,7 +61,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_the_options_are_there_only_when_the_suite_is_asked_for(release: Release, empty: Path) -> None:
-    for words in (SUITE, (*SUITE[:-1], "conformance.test_claims::test_claim")):
+    for words in (SUITE, (*SUITE[:-1], "fx_quant_conformance.conformance.test_claims::test_claim")):
         asked = release.run(*words, "--help", cwd=empty)
         assert asked.returncode == 0 and "--list-claims" in asked.stdout, asked.stderr
     for other in (["conformance"], ["--pyargs", "conformance_of_others"]):
@@ -79,43 +79,50 @@ def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
     assert (header.suite_commit, header.suite_version) == (release.commit, release.wheel.name.split("-")[1])
     assert header.findings and header.detection and not any("findings" in note for note in results.footer.notes)  # type: ignore[union-attr]
     assert [claim.claim for claim in results.claims] == [CLAIM]
-    assert results.claims[0].repro.startswith("pytest --pyargs conformance --backend=qnnpack ")
+    assert results.claims[0].repro.startswith("pytest --pyargs fx_quant_conformance --backend=qnnpack ")
 
 
 def test_a_changed_release_is_named_in_the_run(release: Release, empty: Path, tmp_path: Path) -> None:
     site = Path(shutil.copytree(release.site, tmp_path / "site"))
-    with (site / "backends" / "qnnpack.py").open("a") as file:
+    with (site / "fx_quant_conformance" / "backends" / "qnnpack.py").open("a") as file:
         file.write("# changed\n")
     done = release.run(*SUITE, "--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", cwd=empty, site=site)
-    assert (
-        "note: the suite is not as its commit has it: backends/qnnpack.py differs from its digest in RECORD"
-        in done.stdout
+    note = (
+        "note: the suite is not as its commit has it: fx_quant_conformance/backends/qnnpack.py differs from its digest"
     )
+    assert note in done.stdout
     header = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl").header
     assert header.suite_commit == f"{release.commit}-dirty"
 
 
 @pytest.mark.parametrize("words", [("tests",), ("--pyargs", "conformance"), ("-n1",)], ids=" ".join)
-def test_another_project_notices_nothing(
+def test_another_project_notices_nothing_but_the_plugins_name(
     release: Release, project: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """Beside its own packages of the same names, and with their assertions as they are without the suite."""
     outputs = []
     for site, more in ((release.site, ()), (tmp_path / "nothing", ("-p", "no:fx-quant-conformance"))):
         done = release.run("-m", "pytest", "-p", "no:cacheprovider", *words, *more, cwd=project, site=site)
-        outputs.append((done.returncode, re.sub(r"in \d+\.\d+s", "", done.stdout), done.stderr))
+        printed = re.sub(r"in \d+\.\d+s|fx-quant-conformance-[^,]*, ", "", done.stdout)
+        outputs.append((done.returncode, printed, done.stderr))
     assert outputs[0] == outputs[1]
     assert "collected" in outputs[0][1] or "-n1" in words
 
 
-def test_the_conftest_of_a_checkout_and_the_plugin_register_the_hooks_once(release: Release, empty: Path) -> None:
-    """A checkout that is run by path, where a release is installed, is the checkout."""
-    path = release.checkout / "conformance"
-    for words in ([str(path), "--pyargs"], [str(release.site / "conformance")]):
+def test_the_conftest_of_a_release_and_the_plugin_register_the_hooks_once(release: Release, empty: Path) -> None:
+    for words in ([], ["--pyargs"]):
+        words = [str(release.site / "fx_quant_conformance" / "conformance"), *words]
         done = release.run("-m", "pytest", *words, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=empty)
         assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
-    done = release.run(*SUITE, "--backend=qnnpack", f"--claim={CLAIM}", "--list-claims", cwd=release.checkout)
-    assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
+
+
+def test_a_checkout_beside_an_installed_release_is_not_taken_for_it(release: Release, empty: Path) -> None:
+    """Python has imported the release before pytest sees the checkout: both would be mixed."""
+    done = release.run("-m", "pytest", str(release.checkout / "conformance"), "--list-claims", cwd=empty)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    advice = f"install it (pip install -e {release.checkout}), or run pytest --pyargs fx_quant_conformance"
+    assert f"{release.checkout} is a checkout, and Python imports the suite of {release.site}" in done.stderr
+    assert advice in done.stderr
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs python -P, which leaves the current folder out")
@@ -130,7 +137,7 @@ def test_a_release_is_run_from_within_a_checkout(release: Release) -> None:
 @pytest.mark.parametrize(
     ("line", "module", "expected"),
     [
-        ("pytest --pyargs conformance --backend qn", "pytest", {"qnnpack"}),
+        ("pytest --pyargs fx_quant_conformance --backend qn", "pytest", {"qnnpack"}),
         ("fx-quant-conformance certify --without-ex", "fx_quant_conformance", {"--without-execution-evidence"}),
         ("fx-quant-conformance report mer", "fx_quant_conformance", {"merge"}),
     ],

@@ -12,8 +12,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
     ConfigError,
     ModelError,
     QConfig,

@@ -13,7 +13,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import REFERENCE, TORCHS, Net, Net3, X, assert_parity, calls, case, prepared, spots
 from tests.refimpl.support.canonical import canonical, difference

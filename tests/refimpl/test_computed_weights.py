@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 from tests.refimpl.test_modes import MODES

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_backend_config
 from torch.ao.quantization.fx import _equalize
 
-import refimpl
-from refimpl import ConfigError, QConfigError
-from refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ConfigError, QConfigError
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig

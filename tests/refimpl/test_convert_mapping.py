@@ -12,8 +12,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import nn
 
-import refimpl
-from refimpl import QConfig, QConfigError, QConfigMapping
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import QConfig, QConfigError, QConfigMapping
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import CORE, NAMED, Net, X, calls, case, prepared
 from tests.refimpl.support.parity import parity

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
-import refimpl
-from refimpl import ConfigError
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ConfigError
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import CORE, REFERENCE, TORCHS, X, assert_parity, calls, case, prepared, spots
 from tests.refimpl.support.parity import parity

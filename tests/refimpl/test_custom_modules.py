@@ -13,8 +13,8 @@ import torch.ao.nn.quantized as nnq
 from torch import nn
 from torch.ao.nn.quantized import dynamic as nnqd
 
-import refimpl
-from refimpl import ConfigError, ConvertCustomConfig, ModelError, PrepareCustomConfig, QuantType
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ConfigError, ConvertCustomConfig, ModelError, PrepareCustomConfig, QuantType
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import (
     NAMED,

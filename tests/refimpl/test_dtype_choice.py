@@ -11,8 +11,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import nn
 from torch.ao.quantization import backend_config as torch_backend_config
 
-import refimpl
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
@@ -23,7 +23,7 @@ from refimpl import (
     QConfig,
     QConfigMapping,
 )
-from refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
+from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.node import map_arg
 
-import refimpl
-from refimpl.equalize import EQUALIZATION, EqualizationQConfig, InputEqualizationObserver, WeightEqualizationObserver
-from refimpl.errors import QConfigError
-from refimpl.qconfig import QConfigMapping
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.equalize import (
+    EQUALIZATION,
+    EqualizationQConfig,
+    InputEqualizationObserver,
+    WeightEqualizationObserver,
+)
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.qconfig import QConfigMapping
 from tests.refimpl.support.both_equalized import (
     DYNAMIC,
     EVERYWHERE,

@@ -11,12 +11,12 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import BackendPatternConfig, ModelError
-from refimpl.example_run import Examples, Seen
-from refimpl.fuse import fuse
-from refimpl.graph_modules import Draft
-from refimpl.tracer import trace
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import BackendPatternConfig, ModelError
+from fx_quant_conformance.refimpl.example_run import Examples, Seen
+from fx_quant_conformance.refimpl.fuse import fuse
+from fx_quant_conformance.refimpl.graph_modules import Draft
+from fx_quant_conformance.refimpl.tracer import trace
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import config_of
 

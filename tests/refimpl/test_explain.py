@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import refimpl
-from refimpl import ModelError
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ModelError
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.zoo import build_named

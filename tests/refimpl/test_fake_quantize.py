@@ -13,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from refimpl import fake_quantize, histogram, observers
-from refimpl.errors import QConfigError
-from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
+from fx_quant_conformance.refimpl import fake_quantize, histogram, observers
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.fake_quantize import (
+    FakeQuantize,
+    FixedQParamsFakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+)
 from tests.refimpl.support.both_flows import torch_fakes, torchs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")  # torch's

@@ -11,9 +11,9 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import nn
 
-import refimpl
-from backends.torch_engine import engine
-from refimpl.observers import FixedQParamsObserver
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.refimpl.observers import FixedQParamsObserver
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torch_mappings
 from tests.refimpl.support.ratios import decibels

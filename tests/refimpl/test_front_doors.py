@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import refimpl
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeWithConstraints,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_configs
 from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
-import refimpl
-from refimpl import BackendPatternConfig, ConfigError, ModelError
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, ModelError
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import CUBE, ROWS, Net, X, called, config_of
 

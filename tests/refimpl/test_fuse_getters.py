@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.ao.quantization import backend_config as torch_configs
 from torch.ao.quantization.utils import MatchAllNode as TorchMatchAllNode
 
-import refimpl
-from refimpl import BackendConfig, BackendPatternConfig, ConfigError, MatchAllNode
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, ConfigError, MatchAllNode
 from tests.refimpl.support.fusing import Net, X, called
 
 nni: Any = torch.ao.nn.intrinsic  # not annotated

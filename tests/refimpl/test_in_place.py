@@ -10,10 +10,10 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
-import refimpl
-from backends.torch_engine import engine
-from refimpl.in_place import trace_values, write_part
-from refimpl.tracing import is_effect
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.refimpl.in_place import trace_values, write_part
+from fx_quant_conformance.refimpl.tracing import is_effect
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import decibels, make, run
 from tests.refimpl.support.writes import OUTSIDE, STATEMENTS, Net, Run, counter

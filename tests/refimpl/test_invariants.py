@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import refimpl
-from refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.zoo import build_named
 
@@ -88,7 +88,7 @@ def test_every_invariant_is_broken_above_and_holds_of_every_stage() -> None:
 
 @pytest.mark.rule("CVT-07")
 def test_quantize_and_dequantize_are_known_in_both_forms() -> None:
-    from refimpl import convert_to_reference_decomposed_fx
+    from fx_quant_conformance.refimpl import convert_to_reference_decomposed_fx
 
     model, batches = build_named("Functions")
     flow = flows.our_flow(model, flows.global_mapping(flows.PER_CHANNEL), batches)

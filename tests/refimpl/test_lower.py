@@ -11,10 +11,10 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import ModelError
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.lower import NOT_LOWERED, lower
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ModelError
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED, lower
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.lowering import (  # noqa: F401  (a fixture)
     Net,

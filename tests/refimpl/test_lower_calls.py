@@ -12,8 +12,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl.lower import NOT_LOWERED
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.lowering import Net, X, an_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 

@@ -17,9 +17,9 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from backends.torch_engine import engine
-from refimpl.lower import NOT_LOWERED
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
 
 # One that takes 8 bits, one whose sums saturate, and one whose reference models differ from its modules.

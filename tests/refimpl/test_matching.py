@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from refimpl import BackendPatternConfig, MatchAllNode
-from refimpl.matching import Match, find_matches
-from refimpl.tracer import trace
-from refimpl.tracing import CALLS, Places, positional_arguments_of
+from fx_quant_conformance.refimpl import BackendPatternConfig, MatchAllNode
+from fx_quant_conformance.refimpl.matching import Match, find_matches
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.tracing import CALLS, Places, positional_arguments_of
 from tests.refimpl.support import both_flows as flows
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-import refimpl
-from refimpl import PrepareCustomConfig, QConfigMapping
-from refimpl.equalize import default_equalization_qconfig
-from refimpl.prepare import prepare_fx
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import PrepareCustomConfig, QConfigMapping
+from fx_quant_conformance.refimpl.equalize import default_equalization_qconfig
+from fx_quant_conformance.refimpl.prepare import prepare_fx
 
 X = torch.ones(2, 3, 8, 8)
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl.graph_modules import ModeConstant
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.graph_modules import ModeConstant
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-import refimpl
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
     MinMaxObserver,
     QConfig,
     QConfigMapping,
     get_default_qat_qconfig_mapping,
     get_default_qconfig_mapping,
 )
-from refimpl.observers import Constructor
+from fx_quant_conformance.refimpl.observers import Constructor
 
 X = torch.tensor([[-3.0, 1.0], [0.5, 2.0]])
 

@@ -15,7 +15,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.nn.utils import spectral_norm as hooked_spectral_norm
 from torch.nn.utils import weight_norm as hooked_weight_norm
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 
 prune: Any = torch_prune  # not annotated

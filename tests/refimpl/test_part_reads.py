@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 
 IMAGES = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))

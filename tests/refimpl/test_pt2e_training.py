@@ -23,10 +23,10 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
-import refimpl
-from conformance.annotations.remembered import remember_patterns
-from refimpl.pt2e import BackendConfigQuantizer
-from refimpl.pt2e_changes import ChangeKind, find_changes
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, Model, conv, export, integers, norm, settle
 from tests.refimpl.test_pt2e_changes import Head
 

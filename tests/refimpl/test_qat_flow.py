@@ -13,7 +13,7 @@ import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import NAMED, Net, X, calls
 

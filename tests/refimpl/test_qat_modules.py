@@ -16,8 +16,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from refimpl.errors import ConfigError
-from refimpl.reference import float_module_of, make_qat_module, make_reference, swap_module
+from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.reference import float_module_of, make_qat_module, make_reference, swap_module
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     FORMS,

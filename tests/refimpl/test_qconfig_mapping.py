@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
-from refimpl.observers import MinMaxObserver
-from refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
+from fx_quant_conformance.refimpl.observers import MinMaxObserver
+from fx_quant_conformance.refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import PER_CHANNEL, QCONFIG
 from tests.refimpl.support.qconfigs import minmax_qconfig

@@ -7,18 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from refimpl import observers
-from refimpl.errors import QConfigError
-from refimpl.fake_quantize import FakeQuantize, FixedQParamsFakeQuantize, FusedMovingAvgObsFakeQuantize
-from refimpl.histogram import HistogramObserver
-from refimpl.observers import (
+from fx_quant_conformance.refimpl import observers
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.fake_quantize import (
+    FakeQuantize,
+    FixedQParamsFakeQuantize,
+    FusedMovingAvgObsFakeQuantize,
+)
+from fx_quant_conformance.refimpl.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers import (
     FixedQParamsObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from refimpl.qparams import read_plain_observers, read_qparams
+from fx_quant_conformance.refimpl.qparams import read_plain_observers, read_qparams
 from tests.refimpl.support.both_flows import torch_fakes, torchs
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import QConfigMapping
-from refimpl.errors import ConfigError
-from refimpl.reference import make_reference
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import QConfigMapping
+from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.reference import make_reference
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     ENGINES,

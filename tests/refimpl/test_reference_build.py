@@ -14,10 +14,10 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
 from torch import Tensor, nn
 
-from refimpl import QConfig, observers
-from refimpl.qparams import read_qparams
-from refimpl.reference import measure_weights
-from refimpl.reference_build import build_reference, pack_native
+from fx_quant_conformance.refimpl import QConfig, observers
+from fx_quant_conformance.refimpl.qparams import read_qparams
+from fx_quant_conformance.refimpl.reference import measure_weights
+from fx_quant_conformance.refimpl.reference_build import build_reference, pack_native
 from tests.refimpl.support.both_flows import torchs
 
 _LAYERS: dict[str, nn.Module] = {

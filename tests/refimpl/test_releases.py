@@ -14,7 +14,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental import _config as symbolic
 
-from refimpl.releases import DIFFERENCES, NEWEST, OLDEST, format_lack, has, list_left_out, read_release, refuse_unfit
+from fx_quant_conformance.refimpl.releases import (
+    DIFFERENCES,
+    NEWEST,
+    OLDEST,
+    format_lack,
+    has,
+    list_left_out,
+    read_release,
+    refuse_unfit,
+)
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torchs
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.ao.ns import _numeric_suite_fx
 
-import refimpl
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from tests.refimpl.support.both_core import X
 
 pytestmark = pytest.mark.filterwarnings(  # what is not meant here

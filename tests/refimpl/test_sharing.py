@@ -7,8 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import refimpl
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType, QConfigMapping
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+    QConfigMapping,
+)
 from tests.refimpl.support.small_plans import INPUTS, OURS, U8, Net, groups, plan
 
 

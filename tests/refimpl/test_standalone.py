@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule
 
-import refimpl
-from refimpl import ConfigError, QConfigMapping
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ConfigError, QConfigMapping
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import REFERENCE, TORCHS, Net, X, assert_parity, calls, case, prepared, spots
 from tests.refimpl.support.parity import parity

@@ -13,7 +13,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 from torch.ao.ns import _numeric_suite_fx
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 
 SUITE: Any = _numeric_suite_fx  # not annotated

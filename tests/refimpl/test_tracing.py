@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Tracer
 
-import refimpl
-from refimpl import ModelError
-from refimpl.tracer import trace
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import ModelError
+from fx_quant_conformance.refimpl.tracer import trace
 
 
 def _flatten(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import QConfigMapping
-from refimpl.qconfig import as_qconfig_mapping, warn_unmatched_keys
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import QConfigMapping
+from fx_quant_conformance.refimpl.qconfig import as_qconfig_mapping, warn_unmatched_keys
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

@@ -14,10 +14,10 @@ import torch.ao.quantization.quantize_fx as torch_fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import refimpl
-from refimpl.example_run import Examples
-from refimpl.tracer import trace
-from refimpl.values import find_float_tensors
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.example_run import Examples
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.values import find_float_tensors
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, assert_parity
 from tests.refimpl.support.parity import CONVERTS

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from reports.html import render_html
-from reports.results import Results, read_results
-from reports.verdicts import PASSING, Outcome
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.verdicts import PASSING, Outcome
+from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.conftest import Runs
 from tests.reports.pages import Page
 

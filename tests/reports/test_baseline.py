@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.baseline import (
+from fx_quant_conformance.reports.baseline import (
     MOST_SHOWN,
     Deviation,
     Drift,
@@ -19,10 +18,11 @@ from reports.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from reports.diff import Side
-from reports.results import Lead, Results, ResultsError, read_results
-from reports.verdicts import PASSING, Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.diff import Side
+from fx_quant_conformance.reports.results import Lead, Results, ResultsError, read_results
+from fx_quant_conformance.reports.verdicts import PASSING, Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
+from tests.support.reporting import main
 
 if TYPE_CHECKING:
     from tests.conftest import Row, Runs
@@ -157,7 +157,7 @@ def test_differences_begin_with_what_got_worse(runs: Runs) -> None:
     said = compared(runs, written(runs), found)
     assert said.note == ""
     assert said.differences == (
-        f"{NAME} differs in 4 places; if that is meant, python -m reports baseline writes it anew",
+        f"{NAME} differs in 4 places; if that is meant, fx-quant-conformance report baseline writes it anew",
         "add: regressed: was VERIFIED; it is QUALITY",
         "linear: regressed: was VERIFIED; it is CRASHED by NUM-03",
         "mul: not in the new run",
@@ -204,8 +204,8 @@ def test_only_like_is_compared_with_like(runs: Runs, changes: dict[str, Any], wh
 
 def test_a_level_without_a_file_is_noted(runs: Runs) -> None:
     note = (
-        "no baseline: none.txt does not exist: nothing compared; python -m reports baseline makes it from the results "
-        "of a run of profile full"
+        "no baseline: none.txt does not exist: nothing compared; fx-quant-conformance report baseline makes it "
+        "from the results of a run of profile full"
     )
     assert compared(runs, runs.directory / "none.txt", isa="avx512_vnni") == Drift(note=note)
     for level, said in (("custom", "custom"), ("", "not known")):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reports.codec import decode, encode
-from reports.results import ResultsError, read_results
-from reports.verdicts import Outcome
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.codec import decode, encode
+from fx_quant_conformance.reports.results import ResultsError, read_results
+from fx_quant_conformance.reports.verdicts import Outcome
+from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.support.comparable import comparable
 
 

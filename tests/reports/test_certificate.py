@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.certificate import CERTIFICATE, HTML, PREDICATE, RESULTS, SIGNATURE, WAIVERS, verify
-from reports.codec import encode
-from reports.results import digest_ids, read_results
-from reports.schema import Row
-from reports.verdicts import Outcome
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.certificate import CERTIFICATE, HTML, PREDICATE, RESULTS, SIGNATURE, WAIVERS, verify
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.results import digest_ids, read_results
+from fx_quant_conformance.reports.schema import Row
+from fx_quant_conformance.reports.verdicts import Outcome
+from fx_quant_conformance.reports.writer import ResultsWriter
+from tests.support.reporting import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = '[[waiver]]\nclaim = "c1"\nverdict = "REFUTED"\nrule = "NUM-03"\nreason = "known"\nexpires = 2099-01-31\n'

@@ -1,4 +1,4 @@
-"""`python -m reports`: what each command takes and leaves, its exit status, and one line for what it cannot read."""
+"""The commands about results: what each takes and leaves, its exit status, and one line for what it cannot read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import REMOVED, main
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.results import digest_ids, read_results
+from fx_quant_conformance.reports.commands import REMOVED
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.results import digest_ids, read_results
+from tests.support.reporting import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,14 +97,14 @@ def test_a_packed_file_is_read_as_the_plain_one(runs: Any, capsys: Any) -> None:
 def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("usage: python -m reports")
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("usage: fx-quant-conformance report")
 
 
 ALONE = """
 import json, sys
 for name in ("torch", "numpy", "conformance", "backends", "refimpl", "pytest"):
     sys.modules[name] = None
-from reports.__main__ import main
+from tests.support.reporting import main
 assert [main(words) for words in json.loads(sys.argv[1])] == json.loads(sys.argv[2])
 """
 
@@ -112,7 +113,7 @@ assert [main(words) for words in json.loads(sys.argv[1])] == json.loads(sys.argv
 def test_what_was_removed_says_what_to_do(name: str, capsys: Any) -> None:
     command, *option = name.split()
     assert main([command, "a", *(f"{each}=b" for each in option)]) == 4
-    assert capsys.readouterr().err == f"python -m reports: {name} is gone: {REMOVED[name]}\n"
+    assert capsys.readouterr().err == f"fx-quant-conformance report: {name} is gone: {REMOVED[name]}\n"
 
 
 @pytest.mark.slow

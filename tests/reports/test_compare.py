@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.compare import build_board, render_board
-from reports.families import FAMILIES, OTHER, find_family
-from reports.results import ResultsError, read_results
-from reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
+from fx_quant_conformance.reports.compare import build_board, render_board
+from fx_quant_conformance.reports.families import FAMILIES, OTHER, find_family
+from fx_quant_conformance.reports.results import ResultsError, read_results
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, Outcome, Verdict
 from tests.reports.pages import Page
+from tests.support.reporting import main
 
 
 def test_columns_are_backends_and_lines_are_ops_without_constraints(runs: Any) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from reports.compare import render_board
-from reports.decision import format_decision, format_no_failure, format_share, list_untried
-from reports.digest import verdict_line
-from reports.html import build_report, render_html
-from reports.markdown import markdown
-from reports.results import Results, read_results
-from reports.terminal import summary
-from reports.verdicts import VERDICT_TEXTS, VERDICTS
+from fx_quant_conformance.reports.compare import render_board
+from fx_quant_conformance.reports.decision import format_decision, format_no_failure, format_share, list_untried
+from fx_quant_conformance.reports.digest import verdict_line
+from fx_quant_conformance.reports.html import build_report, render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, VERDICTS
 from tests.reports.pages import Page
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.html import build_report, render_html
+from fx_quant_conformance.reports.html import build_report, render_html
 from tests.reports.pages import Page
 
 NAME = "model/own/nets:make/ptq"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reports.evidence import MOST_LISTED, select_details
-from reports.html import render_html
-from reports.page import anchor
+from fx_quant_conformance.reports.evidence import MOST_LISTED, select_details
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.page import anchor
 from tests.reports.pages import Page
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.diff import Change, compare_runs, diff_text
-from reports.results import read_results
-from reports.shard import Shard
+from fx_quant_conformance.reports.diff import Change, compare_runs, diff_text
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.shard import Shard
+from tests.support.reporting import main
 
 WAIVER = {"reason": "issue 12", "url": None, "expires": "2027-01-31", "max_lsb": None}
 WAIVED = {"verdict": "REFUTED", "waived": True, "waiver": WAIVER}

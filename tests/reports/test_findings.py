@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.findings import LONGEST_FINDING, collect_waivers
-from reports.html import build_report, render_html
-from reports.results import Results
+from fx_quant_conformance.reports.findings import LONGEST_FINDING, collect_waivers
+from fx_quant_conformance.reports.html import build_report, render_html
+from fx_quant_conformance.reports.results import Results
 from tests.reports.pages import Page
 
 TEXTS = {"e.md#1": "1. ELU\n\nSixteen\npieces.\n\n| a |\n|---|\n", "e.md#2": "2. Only a heading"}

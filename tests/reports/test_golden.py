@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from reports.diff import compare_runs, diff_text
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.results import Results
-from reports.terminal import summary
+from fx_quant_conformance.reports.diff import compare_runs, diff_text
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.terminal import summary
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES: dict[str, Callable[[Results, Results], str]] = {

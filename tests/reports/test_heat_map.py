@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reports.html import MOST_EVIDENCE, MOST_ROWS, build_report, render_html
-from reports.page import anchor
-from reports.verdicts import VERDICT_TEXTS, Verdict
+from fx_quant_conformance.reports.html import MOST_EVIDENCE, MOST_ROWS, build_report, render_html
+from fx_quant_conformance.reports.page import anchor
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, Verdict
 from tests.reports.pages import Page
 
 Row = dict[str, Any]

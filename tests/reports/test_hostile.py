@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from reports.compare import render_board
-from reports.diff import compare_runs, diff_text
-from reports.digest import verdict_line
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.results import Results, read_results
-from reports.terminal import summary
-from reports.verdicts import VERDICTS, Outcome
+from fx_quant_conformance.reports.compare import render_board
+from fx_quant_conformance.reports.diff import compare_runs, diff_text
+from fx_quant_conformance.reports.digest import verdict_line
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.verdicts import VERDICTS, Outcome
 from tests.reports.pages import Page
 
 Row = dict[str, Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reports.evidence import OUTPUTS_SHOWN
-from reports.html import render_html
-from reports.page import anchor
-from reports.results import read_results
+from fx_quant_conformance.reports.evidence import OUTPUTS_SHOWN
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.page import anchor
+from fx_quant_conformance.reports.results import read_results
 from tests.reports.pages import Page
 
 

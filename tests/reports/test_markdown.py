@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reports.markdown import VARIABLE, markdown, write_job_summary
+from fx_quant_conformance.reports.markdown import VARIABLE, markdown, write_job_summary
 
 EVIL = "a|b `c` [x](javascript:alert(1)) <img src=x onerror=1> ![i](http://x.invalid/) <!-- --> **b** \u202e\x00\x1b[2J"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.merge import merge
-from reports.results import ResultsError, digest_ids, read_results
-from reports.verdicts import Outcome
+from fx_quant_conformance.reports.merge import merge
+from fx_quant_conformance.reports.results import ResultsError, digest_ids, read_results
+from fx_quant_conformance.reports.verdicts import Outcome
 from tests.support.comparable import comparable
+from tests.support.reporting import main
 
 
 def shards(runs: Any, of: int = 3, **changes: Any) -> list[Path]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reports.html import render_html
-from reports.measured import ModelPart
-from reports.plots import MOST_PATTERNS, SHAPES, Bar, Plot, make_plots, plot_parts, shorten_count
-from reports.results import Results
-from reports.verdicts import VERDICTS, Verdict
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.measured import ModelPart
+from fx_quant_conformance.reports.plots import MOST_PATTERNS, SHAPES, Bar, Plot, make_plots, plot_parts, shorten_count
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.verdicts import VERDICTS, Verdict
 from tests.reports.pages import Page
 
 Row = dict[str, Any]

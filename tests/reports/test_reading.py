@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from reports import reading
-from reports.__main__ import main
-from reports.reading import FileFault, open_to_append, read_bytes, read_text
-from reports.results import ResultsError, read_results
+from fx_quant_conformance.reports import reading
+from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_bytes, read_text
+from fx_quant_conformance.reports.results import ResultsError, read_results
+from tests.support.reporting import main
 
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe": (os.mkfifo, "is no regular file"),

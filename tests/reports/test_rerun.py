@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from reports import rerun
-from reports.certificate import WAIVERS, Findings
-from reports.results import Results, ResultsError, digest_ids
+from fx_quant_conformance.reports import rerun
+from fx_quant_conformance.reports.certificate import WAIVERS, Findings
+from fx_quant_conformance.reports.results import Results, ResultsError, digest_ids
 
 NAMES = ("c0", "c1", "c2")
 CHANCE = {"outcome": "fail", "verdict": "REFUTED", "evidence": {"nondeterministic": True}}

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.codec import encode
-from reports.results import Results, ResultsError, leading_check, read_results
-from reports.verdicts import PASSING, VERDICTS, Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.results import Results, ResultsError, leading_check, read_results
+from fx_quant_conformance.reports.verdicts import PASSING, VERDICTS, Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
 
 text = st.text(max_size=20)
 number = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**40), 2**40)

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from reports.results import ResultsError, read_results
-from reports.schema import ClaimResult
-from reports.verdicts import Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.reports.results import ResultsError, read_results
+from fx_quant_conformance.reports.schema import ClaimResult
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
 
 
 class Colour(enum.StrEnum):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.terminal import summary
-from reports.text import format_lsb
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.text import format_lsb
+from tests.support.reporting import main
 
 
 def test_the_distance_from_float_of_models_that_were_handed_in_is_said_the_farthest_first(runs: Any, made: Any) -> None:
@@ -61,7 +61,7 @@ def test_distances_are_short(value: Any, text: str) -> None:
     assert format_lsb(value) == text
 
 
-# python -m reports render
+# fx-quant-conformance report render
 
 
 def test_render_writes_the_report_and_exits_0_on_a_pass(runs: Any, capsys: Any) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.terminal import summary
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.terminal import summary
 from tests.reports.pages import Page
 
 Row = dict[str, Any]

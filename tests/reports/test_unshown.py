@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from reports.__main__ import main
-from reports.certificate import CERTIFICATE
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.results import digest_ids
-from reports.terminal import summary
-from reports.verdicts import Outcome
+from fx_quant_conformance.reports.certificate import CERTIFICATE
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.results import digest_ids
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.verdicts import Outcome
+from tests.support.reporting import main
 
 ACCEPTS = {"options": {"backend": "npu", "without_execution_evidence": True}}
 SILENT = {"verdict": "UNSHOWN", "execution": "none", "reason": "execution not shown: the backend does not say what ran"}

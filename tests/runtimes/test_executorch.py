@@ -11,12 +11,18 @@ from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
 from torch.fx import GraphModule
 
-from backends import executorch
-from backends.base import Execution, UnsupportedPattern
-from backends.discovery import find_backend
-from backends.lowering import lower_reference
-from refimpl import QConfig, QConfigMapping, convert_to_reference_decomposed_fx, export_reference, prepare_fx
-from refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.backends import executorch
+from fx_quant_conformance.backends.base import Execution, UnsupportedPattern
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.refimpl import (
+    QConfig,
+    QConfigMapping,
+    convert_to_reference_decomposed_fx,
+    export_reference,
+    prepare_fx,
+)
+from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import image
 
 pytest.importorskip("executorch")

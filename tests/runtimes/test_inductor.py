@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.ao.quantization import PlaceholderObserver, default_per_channel_weight_observer, default_weight_observer
 from torch.fx import GraphModule
 
-from backends.base import Backend, Execution
-from backends.discovery import find_backend
-from backends.inductor import read_execution
-from backends.lowering import lower_reference
-from refimpl import QConfig, QConfigMapping
-from refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.backends.base import Backend, Execution
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.inductor import read_execution
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.refimpl import QConfig, QConfigMapping
+from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
 
 pytestmark = pytest.mark.slow

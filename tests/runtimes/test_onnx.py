@@ -17,18 +17,18 @@ from torch.ao.quantization import (
 from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
-from backends.discovery import find_backend
-from backends.exporting import owner_of
-from backends.lowering import lower_reference
-from refimpl import QConfig, QConfigMapping, export_reference
-from refimpl.decomposed import OPS
-from refimpl.default_qconfigs import get_default_qconfig_mapping
-from refimpl.exported import fold_weights
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.exporting import owner_of
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.refimpl import QConfig, QConfigMapping, export_reference
+from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.refimpl.exported import fold_weights
 from tests.runtimes.references import Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
-_onnx = pytest.importorskip("backends._onnx")
+_onnx = pytest.importorskip("fx_quant_conformance.backends._onnx")
 _fx_passes = pytest.importorskip("torch.onnx._internal.exporter._fx_passes")
 
 

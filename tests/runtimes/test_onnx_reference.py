@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.discovery import find_backend
-from backends.lowering import lower_reference
-from conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from tests.runtimes.references import Flat, image, reference_of
 
 pytest.importorskip("onnx")

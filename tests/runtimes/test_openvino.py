@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.discovery import find_backend
-from backends.lowering import lower_reference
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.lowering import lower_reference
 from tests.runtimes.references import Flat, image, reference_of
 
 pytest.importorskip("onnx")

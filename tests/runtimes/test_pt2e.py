@@ -13,14 +13,14 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from backends import exporting, pt2e_x86, pt2e_xnnpack
-from backends.base import Backend, QuantizerRequest
-from backends.discovery import find_backend
-from conformance.annotations.remembered import remember_patterns
-from conformance.claims_of.derive import derive_config
-from conformance.claims_of.merging import Part, merge_parts
-from refimpl import BackendPatternConfig
-from refimpl.patterns import pattern_name
+from fx_quant_conformance.backends import exporting, pt2e_x86, pt2e_xnnpack
+from fx_quant_conformance.backends.base import Backend, QuantizerRequest
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.claims_of.derive import derive_config
+from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
+from fx_quant_conformance.refimpl import BackendPatternConfig
+from fx_quant_conformance.refimpl.patterns import pattern_name
 
 X86: dict[str, tuple[Callable[[], Any], bool]] = {
     "make_quantizer": (pt2e_x86.make_quantizer, False),
@@ -104,5 +104,5 @@ def test_the_name_of_an_extra_is_in_what_is_said_of_a_package_that_is_missing(mo
     monkeypatch.setattr(exporting, "find_spec", lambda package: None)
     reason = find_backend("pt2e-x86").unavailable_reason()
     assert reason == "torchao not installed: pip install -c constraints.txt 'fx-quant-conformance[pt2e-x86]'"
-    monkeypatch.setattr("backends.executorch.find_spec", lambda package: None)
+    monkeypatch.setattr("fx_quant_conformance.backends.executorch.find_spec", lambda package: None)
     assert "fx-quant-conformance[pt2e-xnnpack]" in str(find_backend("pt2e-xnnpack").unavailable_reason())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.discovery import find_backend
+from fx_quant_conformance.backends.discovery import find_backend
 
 
 @pytest.mark.parametrize(

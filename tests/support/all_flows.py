@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import refimpl
-from refimpl.decomposed import REGISTRAR
-from refimpl.default_qconfigs import default_dynamic_qconfig
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl.decomposed import REGISTRAR
+from fx_quant_conformance.refimpl.default_qconfigs import default_dynamic_qconfig
 
 FLOWS = {"ptq": "get_default_qconfig", "qat": "get_default_qat_qconfig", "dynamic": ""}
 

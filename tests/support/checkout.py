@@ -15,9 +15,9 @@ def make_checkout(folder: Path) -> str:
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     author = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
     for words in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "a checkout"]):
         subprocess.run(["git", *words], cwd=folder, check=True)

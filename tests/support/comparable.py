@@ -6,9 +6,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from reports.codec import encode
-from reports.results import Results
-from reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row
+from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.results import Results
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Header, Measurement, ModelResult, Row
 
 _VARYING = frozenset({"seconds", "started", "sha256", "peak_mib", "printed"})
 """Keys of values that each run measures again."""

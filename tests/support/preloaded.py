@@ -9,10 +9,10 @@ import sys
 
 import pytest  # noqa: F401
 
-import conformance.remote.server
-import conformance.run.hooks
-import conformance.run.judge  # noqa: F401
-from reports.page import _make_environment
+import fx_quant_conformance.conformance.remote.server
+import fx_quant_conformance.conformance.run.hooks
+import fx_quant_conformance.conformance.run.judge  # noqa: F401
+from fx_quant_conformance.reports.page import _make_environment
 
 _TEMPLATES = _make_environment()
 for _name in _TEMPLATES.list_templates(extensions=["j2"]):

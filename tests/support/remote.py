@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from conformance.machine.child import start_server
-from conformance.machine.workplace import KeptWorker
-from conformance.remote.client import RemoteBackend
-from conformance.remote.description import read_description
-from conformance.remote.worker import describe_backend, make_worker
+from fx_quant_conformance.conformance.machine.child import start_server
+from fx_quant_conformance.conformance.machine.workplace import KeptWorker
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.remote.description import read_description
+from fx_quant_conformance.conformance.remote.worker import describe_backend, make_worker
 
 STARTS_WITHIN = 60.0
 """Seconds for an import of a backend, and for what it says of itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refimpl.releases import format_lack, has
+from fx_quant_conformance.refimpl.releases import format_lack, has
 
 
 def need(name: str) -> None:

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from backends.base import Capabilities
-from conformance.claims.claim import NO_WEIGHT, enumerate_claims
-from conformance.facts.fingerprint import sums_and_products, unweighted, weighted
-from conformance.facts.probe_models import Op, Site, Unmeasured
-from conformance.ops.fused_modules import root_of
-from conformance.pipeline.job import Job, measuring_job
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, DTypeConfig
-from refimpl.patterns import leaves
-from reports.numbers import Scalar
-from reports.schema import Measurement
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, enumerate_claims
+from fx_quant_conformance.conformance.facts.fingerprint import sums_and_products, unweighted, weighted
+from fx_quant_conformance.conformance.facts.probe_models import Op, Site, Unmeasured
+from fx_quant_conformance.conformance.ops.fused_modules import root_of
+from fx_quant_conformance.conformance.pipeline.job import Job, measuring_job
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
+from fx_quant_conformance.refimpl.patterns import leaves
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Measurement
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
 DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.facts import kernel_models as kernels
-from conformance.facts.probe_models import (
+from fx_quant_conformance.conformance.facts import kernel_models as kernels
+from fx_quant_conformance.conformance.facts.probe_models import (
     Op,
     ProbeModel,
     Site,
@@ -19,7 +19,7 @@ from conformance.facts.probe_models import (
     centred_integers_of,
     make_operand,
 )
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 
 def _pair(first: Grid, second: Grid, every: int = 1) -> tuple[kernels.Term, kernels.Term]:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.facts import kernel_models as kernels
-from conformance.facts.probe_models import (
+from fx_quant_conformance.conformance.facts import kernel_models as kernels
+from fx_quant_conformance.conformance.facts.probe_models import (
     Op,
     ProbeModel,
     Site,
@@ -21,7 +21,7 @@ from conformance.facts.probe_models import (
     centred_integers_of,
     make_operand,
 )
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 # -- means ------------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from conformance.facts import kernel_models as kernels
-from conformance.facts.dot_products import CHANNELS, DOTS, Dot, Stimulus, build_probe, run_stimulus
-from conformance.facts.probe_models import (
+from fx_quant_conformance.conformance.facts import kernel_models as kernels
+from fx_quant_conformance.conformance.facts.dot_products import CHANNELS, DOTS, Dot, Stimulus, build_probe, run_stimulus
+from fx_quant_conformance.conformance.facts.probe_models import (
     WEIGHT_END,
     WEIGHT_SCALE,
     Op,
@@ -20,8 +20,8 @@ from conformance.facts.probe_models import (
     centred_integers_of,
     make_operand,
 )
-from conformance.oracle.grids import Grid
-from conformance.stages.long_sums import LARGEST, draw_long_sums
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.long_sums import LARGEST, draw_long_sums
 
 
 def _stimulate(site: Site, y_grid: Grid, *weights: float, rectified: bool = False) -> Stimulus:

@@ -11,9 +11,9 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Execution, Representation
-from conformance.vendor import register
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance import register
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from toy_npu.compiler import compile_model, executed
 from toy_npu.machine import Machine
 from toy_npu.modules import LinearSquash, Squash, fuse_linear_relu, fuse_linear_squash

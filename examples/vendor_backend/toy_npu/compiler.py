@@ -19,7 +19,7 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from backends.base import Execution, UnsupportedPattern
+from fx_quant_conformance.backends.base import Execution, UnsupportedPattern
 from toy_npu import machine as npu
 from toy_npu.machine import Grid, Machine, Unit
 from toy_npu.modules import LinearSquash, Squash

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from backends.base import Backend, QuantizerRequest, Representation
-from refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping
+from fx_quant_conformance.backends.base import Backend, QuantizerRequest, Representation
+from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping
 from toy_npu.backend import toy_npu_config
 
 
@@ -32,7 +32,7 @@ class OnQuantizedPrograms(OnPrograms):
 
     def quantizer(self, request: QuantizerRequest) -> Any:
         """Return the toy NPU's own Quantizer: here that of refimpl, for the claims."""
-        from refimpl.pt2e import BackendConfigQuantizer  # needs torchao
+        from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer  # needs torchao
 
         activation = MinMaxObserver.with_args(dtype=torch.qint8)
         weight = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)

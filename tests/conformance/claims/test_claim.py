@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.ao.nn import qat as nnqat
 
-from backends.base import Capabilities
-from backends.native_tables import TABLES, native_config
-from conformance.claims.claim import (
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import TABLES, native_config
+from fx_quant_conformance.conformance.claims.claim import (
     NO_WEIGHT,
     Claim,
     config_digest,
@@ -28,7 +28,13 @@ from conformance.claims.claim import (
     enumerate_claims,
     has_weight,
 )
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ObservationType,
+)
 from tests.conformance.support.flows import PROPERTY
 
 PAIRS = {"native": 227, "qnnpack": 404, "fbgemm": 225, "x86": 225, "onednn": 244}
@@ -57,9 +63,9 @@ def test_every_pair_of_a_native_config_is_claimed(name: str) -> None:
 
 
 _PRINT_CLAIMS = """
-from backends.base import Capabilities
-from backends.native_tables import native_config
-from conformance.claims.claim import config_digest, enumerate_claims
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.claims.claim import config_digest, enumerate_claims
 
 both = Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))
 claims = enumerate_claims(native_config("qnnpack"), both)

@@ -11,13 +11,13 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.claims.build import build_model
-from conformance.claims.claim import Claim
-from conformance.claims.inputs import draw_calibration_inputs
-from conformance.claims.plan import BENDS, VALUE_RANGES
-from conformance.ops.fused_modules import BENDING, EPILOGUES, make_epilogue
-from refimpl import BackendPatternConfig, MatchAllNode
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES
+from fx_quant_conformance.conformance.ops.fused_modules import BENDING, EPILOGUES, make_epilogue
+from fx_quant_conformance.refimpl import BackendPatternConfig, MatchAllNode
+from fx_quant_conformance.refimpl.patterns import leaf_name
 from tests.conformance.support.own_entries import U8, U8_S8, OwnEntries, checks_of, claim_of, failures
 from tests.conformance.support.planning import claims_of, planned
 

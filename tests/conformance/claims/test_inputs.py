@@ -8,11 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.inputs import BEYOND, DIRECTED, draw_calibration_inputs, draw_float_inputs, draw_static_inputs
-from conformance.claims.plan import VALUE_RANGES
-from conformance.ops.op_model import Input, Role
-from conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.inputs import (
+    BEYOND,
+    DIRECTED,
+    draw_calibration_inputs,
+    draw_float_inputs,
+    draw_static_inputs,
+)
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
+from fx_quant_conformance.conformance.ops.op_model import Input, Role
+from fx_quant_conformance.conformance.oracle.grids import Grid
 
 GRIDS = (
     Grid(scale=2 / 255, zero_point=127, low=0, high=255, dtype="quint8"),

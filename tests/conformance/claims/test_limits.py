@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from backends.base import Capabilities
-from backends.discovery import find_backend
-from backends.names import SHIPPED
-from conformance.claims.limits import OWN_ARGUMENTS, LimitsError, check_limits, list_arguments
-from conformance.claims.plan import plan_cases
-from conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import SHIPPED
+from fx_quant_conformance.conformance.claims.limits import OWN_ARGUMENTS, LimitsError, check_limits, list_arguments
+from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from tests.conformance.support.planning import claim_on, planned
 
 

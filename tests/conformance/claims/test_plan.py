@@ -10,20 +10,26 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from backends.native_tables import TABLES, native_config
-from conformance.claims.build import Preluded, build_model
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs
-from conformance.claims.kinds import INTEGERS, Kind
-from conformance.claims.pattern_plan import AddedModel
-from conformance.claims.plan import VALUE_RANGES, plan_cases
-from conformance.claims.quick import shares_of
-from conformance.ops.fused_modules import QAT_OF
-from conformance.ops.op_model import Input, OneInput, Step
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
-from refimpl.patterns import leaves, pattern_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import TABLES, native_config
+from fx_quant_conformance.conformance.claims.build import Preluded, build_model
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.claims.kinds import INTEGERS, Kind
+from fx_quant_conformance.conformance.claims.pattern_plan import AddedModel
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES, plan_cases
+from fx_quant_conformance.conformance.claims.quick import shares_of
+from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
+from fx_quant_conformance.conformance.ops.op_model import Input, OneInput, Step
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    MatchAllNode,
+)
+from fx_quant_conformance.refimpl.patterns import leaves, pattern_name
 from tests.conformance.support.dynamic_flows import flat
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
 

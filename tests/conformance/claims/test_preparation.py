@@ -13,15 +13,15 @@ import torch.ao.quantization as torch_quantization
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities, Representation
-from backends.reference import ReferenceBackend
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.preparation import Preparation
-from conformance.claims.qconfigs import format_misfit, qconfig_for, wide_qconfig_for
-from conformance.pipeline.claim_run import ClaimRun, run_claim
-from conformance.run.options import ROOT
-from conformance.stages.bench import Bench
-from refimpl import (
+from fx_quant_conformance.backends.base import Capabilities, Representation
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.preparation import Preparation
+from fx_quant_conformance.conformance.claims.qconfigs import format_misfit, qconfig_for, wide_qconfig_for
+from fx_quant_conformance.conformance.machine.release import ROOT
+from fx_quant_conformance.conformance.pipeline.claim_run import ClaimRun, run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,
@@ -33,9 +33,9 @@ from refimpl import (
     QConfig,
     QConfigError,
 )
-from refimpl.patterns import pattern_name
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 from tests.mutants.custom_modules import CustomModules, QuantizedBend
 from tests.mutants.fixed_grids import MEASURED, FixedGridBackend, Fixing, OwnFixedObserver

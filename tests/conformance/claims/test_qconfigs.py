@@ -10,11 +10,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao.nn import qat as nnqat
 
-from backends.base import WEIGHT_SCHEMES, Capabilities
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
-from conformance.claims.qconfigs import dynamic_range_of, fixed_range_of, qconfig_for, wide_qconfig_for
-from refimpl import (
+from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, Capabilities
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
+from fx_quant_conformance.conformance.claims.qconfigs import (
+    dynamic_range_of,
+    fixed_range_of,
+    qconfig_for,
+    wide_qconfig_for,
+)
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,

@@ -11,16 +11,16 @@ import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.claims import registry
-from conformance.claims.build import build_model
-from conformance.claims.case import Case
-from conformance.claims.inputs import draw_calibration_inputs
-from conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
-from conformance.claims.registry import register
-from conformance.ops.op_model import Input
-from conformance.ops.table import OP_SAMPLES
-from refimpl import BackendPatternConfig, ConfigError, MatchAllNode
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims import registry
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
+from fx_quant_conformance.conformance.claims.registry import register
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, MatchAllNode
 from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
     U8_S8,
     OwnEntries,

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
-from conformance.claims.registry import register
-from conformance.ops.op_model import Input, OneInput, Step
-from conformance.oracle.error_bounds import OpCall, U, Value, gamma
-from conformance.oracle.table import OP_RULES, rule_of
-from refimpl import BackendPatternConfig, DTypeConfig
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
+from fx_quant_conformance.conformance.claims.registry import register
+from fx_quant_conformance.conformance.ops.op_model import Input, OneInput, Step
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, gamma
+from fx_quant_conformance.conformance.oracle.table import OP_RULES, rule_of
+from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
     U8,
     OwnEntries,
@@ -38,7 +38,7 @@ def reason_of(entry: BackendPatternConfig, dtypes: DTypeConfig = U8) -> str:
 
 
 def test_reasons_name_what_is_missing() -> None:
-    hint = "make it buildable with conformance.vendor.register("
+    hint = "make it buildable with fx_quant_conformance.register("
     unknown = reason_of(BackendPatternConfig(vendor_class()))
     assert unknown.startswith("the suite cannot build ") and unknown.endswith(", build, inputs)") and hint in unknown
     assert hint in reason_of(BackendPatternConfig((nn.Linear, nn.Softsign)))
@@ -63,7 +63,7 @@ def test_registering_makes_a_vendors_op_buildable() -> None:
     entry = BackendPatternConfig(F.softsign)
     claim = claim_of(entry)
     before = checks_of(OwnEntries(entry))
-    hint = f"make it buildable with conformance.vendor.register({claim.pattern}, build, inputs)"
+    hint = f"make it buildable with fx_quant_conformance.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
     assert all(check.message == f"the suite cannot build {claim.pattern}; {hint}" for check in before)
     build = partial(OneInput, [Step(op=F.softsign)])

@@ -1,4 +1,4 @@
-"""python -m conformance claims-of: what it writes, what it prints, and its exit status."""
+"""fx-quant-conformance claims-of: what it writes, what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from conformance.__main__ import main
-from conformance.annotations import asking
-from conformance.claims_of.command import find_quantizer
+from fx_quant_conformance.conformance.annotations import asking
+from fx_quant_conformance.conformance.claims_of.command import find_quantizer
+from fx_quant_conformance.door import main
 from tests.support.torchao import needs_torchao
 
 QUANTIZERS = "tests.conformance.support.quantizers"
@@ -125,5 +125,5 @@ def test_without_torchao_the_command_says_how_to_get_it(monkeypatch: pytest.Monk
 
 
 def test_the_command_line_imports_no_torch() -> None:
-    code = "import sys, conformance.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, fx_quant_conformance.conformance.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -18,10 +18,16 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from conformance.claims_of.derive import ProbeRow, derive_config
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from refimpl.backend_config import lint_config
-from refimpl.patterns import Pattern, normal_form
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, derive_config
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    ObservationType,
+)
+from fx_quant_conformance.refimpl.backend_config import lint_config
+from fx_quant_conformance.refimpl.patterns import Pattern, normal_form
 from tests.conformance.support import quantizers as q
 
 DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT

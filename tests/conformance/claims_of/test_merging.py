@@ -9,12 +9,12 @@ import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.qat as nnqat
 from torch import nn
 
-from conformance.claims_of.candidates import copy_entry, list_entries
-from conformance.claims_of.derive import ProbeRow
-from conformance.claims_of.merging import Part, merge_parts
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from refimpl.native import DYNAMIC_U8_S8, U8, U8_S8
-from refimpl.patterns import Pattern, pattern_name
+from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_entries
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
+from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance.refimpl.native import DYNAMIC_U8_S8, U8, U8_S8
+from fx_quant_conformance.refimpl.patterns import Pattern, pattern_name
 
 BY_PATTERN = {entry.normal_pattern: entry for entry in list_entries()}
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.claims_of.candidates import copy_entry, list_compositions, list_entries
-from conformance.claims_of.derive import ProbeRow
-from conformance.claims_of.writing import render_module, render_table
-from conformance.ops.table import OP_SAMPLES
-from conformance.remote.config_data import config_to_data
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from refimpl.native import U8, U8_S8
+from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_compositions, list_entries
+from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
+from fx_quant_conformance.conformance.claims_of.writing import render_module, render_table
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.remote.config_data import config_to_data
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.native import U8, U8_S8
 
 BOUNDED = DTypeConfig(
     DTypeWithConstraints(torch.qint8, -100, 100, scale_min_lower_bound=2**-12),

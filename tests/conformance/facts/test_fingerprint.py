@@ -12,17 +12,17 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 
 import tests.mutants.integer_faults  # noqa: F401  (enters them in the table)
-from backends.base import Backend, Capabilities, Execution
-from backends.native_tables import native_config
-from backends.reference import ReferenceBackend
-from conformance.facts.fingerprint import jobs as fingerprint
-from conformance.facts.fingerprint.jobs import OPS, jobs, list_sites
-from conformance.facts.kernel_models import name_rounding
-from conformance.facts.probe_models import Unmeasured
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from refimpl.patterns import pattern_name
-from reports.schema import Measurement
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.facts.fingerprint import jobs as fingerprint
+from fx_quant_conformance.conformance.facts.fingerprint.jobs import OPS, jobs, list_sites
+from fx_quant_conformance.conformance.facts.kernel_models import name_rounding
+from fx_quant_conformance.conformance.facts.probe_models import Unmeasured
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.reports.schema import Measurement
 from tests.mutants.fault_table import FAULTS
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, SilentIntegers, small_config, varied
 

@@ -16,33 +16,33 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import Backend, Capabilities
-from backends.qnnpack import QnnpackBackend
-from backends.reference import ReferenceBackend
-from conformance.claims.build import build_model
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.claim import enumerate_claims
-from conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
-from conformance.fuzz import search as fuzz
-from conformance.fuzz.graph import (
+from fx_quant_conformance.backends.base import Backend, Capabilities
+from fx_quant_conformance.backends.qnnpack import QnnpackBackend
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs, draw_static_inputs
+from fx_quant_conformance.conformance.fuzz import search as fuzz
+from fx_quant_conformance.conformance.fuzz.graph import (
     Drawing,
     DrawnCall,
     DrawnGraph,
     patterns_of,
     waived_patterns,
 )
-from conformance.ops.op_model import Input, OneInput, Step
-from conformance.oracle.grids import placeholder_grids
-from conformance.pipeline.job import Job
-from conformance.reproducers.script import Failure, script_of
-from conformance.reproducers.standalone import fails_standalone
-from conformance.stages.bench import Bench
-from conformance.whole_models.jobs import unit_of
-from conformance.whole_models.judging import judge_run
-from conformance.whole_models.setups import ModelSetup
-from conformance.whole_models.units import quantize_model
-from reports.codec import decode
-from reports.schema import ModelResult
+from fx_quant_conformance.conformance.ops.op_model import Input, OneInput, Step
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.reproducers.script import Failure, script_of
+from fx_quant_conformance.conformance.reproducers.standalone import fails_standalone
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.judging import judge_run
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.conformance.whole_models.units import quantize_model
+from fx_quant_conformance.reports.codec import decode
+from fx_quant_conformance.reports.schema import ModelResult
 from tests.conformance.support.suite_runs import FAKES, REPO, run
 from tests.support.remote import remote_backend
 from tests.support.warm_python import run_python
@@ -218,7 +218,7 @@ def test_a_fault_is_found_and_shrunk_and_its_script_fails_alone(
     assert sum(" = " in line and "input of" not in line for line in evidence["graph"].splitlines()) <= most, evidence
     script = result.script
     assert len(script.splitlines()) <= MOST_LINES and max(map(len, script.splitlines())) <= 120, script
-    assert "conformance" not in script.replace("pytest --pyargs conformance", "") and "refimpl" not in script
+    assert "conformance" not in script.replace("pytest --pyargs fx_quant_conformance", "") and "refimpl" not in script
     broken, fixed = alone(tmp_path, script), alone(tmp_path, script, FAKE_FIXED="1")
     assert broken.returncode != 0 and said in broken.stderr, broken.stderr
     assert fixed.returncode == 0, fixed.stderr
@@ -234,7 +234,8 @@ def alone(folder: Path, script: str, **variables: str) -> subprocess.CompletedPr
 
 @pytest.mark.slow
 def test_a_script_that_is_broken_itself_does_not_fail_alone() -> None:
-    door = "from backends.discovery import find_backend\nbackend = find_backend('faulty_graphs:Honest')\n"
+    door = "from fx_quant_conformance.backends.discovery import find_backend\n"
+    door += "backend = find_backend('faulty_graphs:Honest')\n"
     assert not fails_standalone(door + "undefined\n", "faulty_graphs:Honest"), "not the backend's fault"
     assert fails_standalone(door + "assert backend.name == 'reference'\n", "faulty_graphs:Honest")
 

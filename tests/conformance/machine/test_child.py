@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from conformance.machine import child as module
-from conformance.machine import frames, process
-from conformance.machine.child import (
+from fx_quant_conformance.conformance.machine import child as module
+from fx_quant_conformance.conformance.machine import frames, process
+from fx_quant_conformance.conformance.machine.child import (
     Answer,
     Child,
     ChildLost,
@@ -31,7 +31,7 @@ from conformance.machine.child import (
     StartError,
     start_server,
 )
-from conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from tests.conformance.support.endings import is_gone, list_running, open_ways
 
 pytestmark = pytest.mark.slow
@@ -566,8 +566,8 @@ def test_a_child_that_the_system_does_not_make_is_told(make: Make, monkeypatch: 
 HEAD = """
 import os, signal
 from multiprocessing.forkserver import _forkserver as server
-from conformance.machine.child import Child, ChildLost, Recipe, start_server
-from conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.child import Child, ChildLost, Recipe, start_server
+from fx_quant_conformance.conformance.machine.frames import Frame
 from tests.conformance.support.endings import open_ways
 
 def make(is_guarded=False, opens=open_ways):
@@ -632,7 +632,7 @@ print(group, do(new)["pid"] == new.pid, do(new)["parent"] == server._forkserver_
 
 MODULE = """
 import os
-from conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.frames import Frame
 IMPORTED_BY = os.getpid()
 
 def open_told(parent):
@@ -654,7 +654,7 @@ print([do(child)["by"] == server._forkserver_pid for child in children])
 def test_another_process_makes_children_by_the_same_server_as_long_as_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "joins.py").write_text(f"""{HEAD}
 import sys
-from conformance.machine.child import join_server
+from fx_quant_conformance.conformance.machine.child import join_server
 join_server(sys.argv[1], [])
 child = make()
 print(do(child)["parent"], do(child)["pid"] == child.pid, server._forkserver_pid, flush=True)
@@ -665,7 +665,7 @@ print(do(make())["parent"] == server._forkserver_pid != None)
 """)
     text = """
 import subprocess, sys
-from conformance.machine.child import join_server, name_server
+from fx_quant_conformance.conformance.machine.child import join_server, name_server
 print(repr(name_server()))
 start_server([])
 print(server._forkserver_pid, flush=True)
@@ -678,6 +678,6 @@ print(do(make())["parent"] == server._forkserver_pid)
 
 
 def test_a_platform_without_such_processes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.machine.child.HAS_CHILDREN", False)
+    monkeypatch.setattr("fx_quant_conformance.conformance.machine.child.HAS_CHILDREN", False)
     with pytest.raises(StartError, match="use Linux, macOS or WSL"):
         Child(Recipe(open="no_module:nothing"))

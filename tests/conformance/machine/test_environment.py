@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine.environment import read_cpu
+from fx_quant_conformance.conformance.machine.environment import read_cpu
 
 X86 = "processor: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: sse2 avx2 avx512_vnni amx_tile avx2 smep\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm sha2 sve\n"

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from conformance.machine import foreign
-from conformance.machine.foreign import list_foreign_code
+from fx_quant_conformance.conformance.machine import foreign
+from fx_quant_conformance.conformance.machine.foreign import list_foreign_code
 
 Make = Callable[..., ModuleType]
 

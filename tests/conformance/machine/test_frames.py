@@ -11,8 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.machine import frames
-from conformance.machine.frames import MOST_BYTES, Frame, NoAnswer, WireError, receive_frame, send_frame
+from fx_quant_conformance.conformance.machine import frames
+from fx_quant_conformance.conformance.machine.frames import (
+    MOST_BYTES,
+    Frame,
+    NoAnswer,
+    WireError,
+    receive_frame,
+    send_frame,
+)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from conformance.machine import guard as module
-from conformance.machine.guard import GUARDS, guard
+from fx_quant_conformance.conformance.machine import guard as module
+from fx_quant_conformance.conformance.machine.guard import GUARDS, guard
 
 
 @pytest.fixture(autouse=True)

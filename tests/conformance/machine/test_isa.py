@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine import isa
-from conformance.machine.isa import LEVELS, MARK, VARIABLES, IsaError, apply, find_current_level, find_own_level
-from reports.levels import may_run_at
+from fx_quant_conformance.conformance.machine import isa
+from fx_quant_conformance.conformance.machine.isa import (
+    LEVELS,
+    MARK,
+    VARIABLES,
+    IsaError,
+    apply,
+    find_current_level,
+    find_own_level,
+)
+from fx_quant_conformance.reports.levels import may_run_at
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +42,7 @@ CPUS = {
 SATURATES = """
 import os, sys, warnings
 import torch
-from conformance.machine.isa import apply, find_current_level
+from fx_quant_conformance.conformance.machine.isa import apply, find_current_level
 print("began", os.getpid())
 apply({level!r}, "fbgemm")
 warnings.simplefilter("ignore")

@@ -12,9 +12,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from conformance.machine.messages import MESSAGES, Begin, Tally, Trace, from_line, make_portable, to_line
-from reports.codec import Message, SchemaError
-from reports.schema import (
+from fx_quant_conformance.conformance.machine.messages import (
+    MESSAGES,
+    Begin,
+    Tally,
+    Trace,
+    from_line,
+    make_portable,
+    to_line,
+)
+from fx_quant_conformance.reports.codec import Message, SchemaError
+from fx_quant_conformance.reports.schema import (
     Check,
     ClaimResult,
     Layer,
@@ -25,7 +33,7 @@ from reports.schema import (
     Where,
     evidence,
 )
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 
 CHECK = Check(

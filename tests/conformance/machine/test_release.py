@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine.release import read_suite_commit, read_suite_version
+from fx_quant_conformance.conformance.machine.release import read_suite_commit, read_suite_version
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from conformance.machine.seconds import LONGEST, parse_seconds
+from fx_quant_conformance.conformance.machine.seconds import LONGEST, parse_seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "", "soon", "1e300", "604801"])

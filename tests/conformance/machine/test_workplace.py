@@ -13,14 +13,22 @@ from typing import Any
 
 import pytest
 
-from conformance.machine import child as child_module
-from conformance.machine import frames
-from conformance.machine import workplace as module
-from conformance.machine.child import Answer, Child, Ending, Parent, Recipe, StartError, start_server
-from conformance.machine.frames import Frame, NoAnswer
-from conformance.machine.messages import Begin
-from conformance.machine.process import own_peak_mib
-from conformance.machine.workplace import (
+from fx_quant_conformance.conformance.machine import child as child_module
+from fx_quant_conformance.conformance.machine import frames
+from fx_quant_conformance.conformance.machine import workplace as module
+from fx_quant_conformance.conformance.machine.child import (
+    Answer,
+    Child,
+    Ending,
+    Parent,
+    Recipe,
+    StartError,
+    start_server,
+)
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.machine.process import own_peak_mib
+from fx_quant_conformance.conformance.machine.workplace import (
     BEGINS,
     LOST,
     LostProcess,
@@ -29,11 +37,11 @@ from conformance.machine.workplace import (
     ask_worker,
     fault_of_lost_work,
 )
-from conformance.machine.workplace import make_answer as make_answer_of
-from reports.codec import Message
-from reports.numbers import Scalar
-from reports.schema import Measurement
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.workplace import make_answer as make_answer_of
+from fx_quant_conformance.reports.codec import Message
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Measurement
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.endings import WAYS, is_gone, list_running, message, open_ways, said
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from backends.native_tables import native_config
-from conformance.ops.op_model import MODEL_OF
-from refimpl import ObservationType
-from refimpl.patterns import leaf_name, leaves
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
+from fx_quant_conformance.refimpl import ObservationType
+from fx_quant_conformance.refimpl.patterns import leaf_name, leaves
 from tests.conformance.support.ops_without_weights import OP_SAMPLES
 
 

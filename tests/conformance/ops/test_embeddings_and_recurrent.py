@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Tracer
 
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, draw_table
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, draw_table
 from tests.conformance.support.dynamic_flows import model_of
 
 ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.ops.table import OP_SAMPLES
-from conformance.ops.variants import Fixed
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.variants import Fixed
+from fx_quant_conformance.refimpl.patterns import leaf_name
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
 from tests.conformance.support.samples_budget import MOST_VARIANTS
 

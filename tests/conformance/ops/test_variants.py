@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from conformance.ops.table import OP_SAMPLES, WEIGHTED
-from conformance.ops.variants import OpSamples
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import OpSamples
 from tests.conformance.support.samples_budget import MOST_IN_PATTERNS
 
 OPS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ConvTranspose1d)

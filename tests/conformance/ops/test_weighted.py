@@ -11,18 +11,18 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.native_tables import native_config
-from conformance.ops.fused_modules import EPILOGUES, MEMBERS, QAT_OF
-from conformance.ops.op_model import MODEL_OF
-from conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
-from refimpl import (
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.ops.fused_modules import EPILOGUES, MEMBERS, QAT_OF
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
+from fx_quant_conformance.conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
+from fx_quant_conformance.refimpl import (
     FakeQuantize,
     MinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
     PlaceholderObserver,
     QConfig,
 )
-from refimpl.patterns import is_chain, leaves
+from fx_quant_conformance.refimpl.patterns import is_chain, leaves
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:

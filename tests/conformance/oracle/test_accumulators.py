@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities, Requantize, RoundingMode
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import grid_of, is_constant
-from refimpl.invariants import is_quantize
+from fx_quant_conformance.backends.base import Capabilities, Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import grid_of, is_constant
+from fx_quant_conformance.refimpl.invariants import is_quantize
 from tests.conformance.support.by_hand import SX, SY, X, Y, quantized, weighted
 from tests.conformance.support.flows import One, Two, drawn_integers, on_grid
 

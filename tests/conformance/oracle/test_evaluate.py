@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, symbolic_trace
 
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from refimpl.decomposed import OPS
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance.refimpl.decomposed import OPS
 from tests.conformance.support.by_hand import (
     SX,
     SY,

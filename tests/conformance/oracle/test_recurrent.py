@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from backends.quantized_form import to_quantized_form
-from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES
-from conformance.oracle import recurrent
-from conformance.oracle.dynamic import leave_in_float
-from conformance.oracle.error_bounds import Value
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.recurrent import KINDS, ball
-from refimpl import lower
-from refimpl.lower import NOT_LOWERED
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.quantized_form import to_quantized_form
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
+from fx_quant_conformance.conformance.oracle import recurrent
+from fx_quant_conformance.conformance.oracle.dynamic import leave_in_float
+from fx_quant_conformance.conformance.oracle.error_bounds import Value
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.recurrent import KINDS, ball
+from fx_quant_conformance.refimpl import lower
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
     FLOAT16,
     IN_FLOAT,

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.base import Requantize, RoundingMode
-from conformance.oracle.error_bounds import Accumulator
-from conformance.oracle.grids import Grid
-from conformance.oracle.requantizing import bound_factor, bound_first_rounding, find_target
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.requantizing import bound_factor, bound_first_rounding, find_target
 
 GRID = Grid(scale=1.0, zero_point=3, low=-(2**20), high=2**20, dtype="qint8")
 """Steps of 1, so that the step of the accumulator is the factor M; so wide that nothing is clamped."""

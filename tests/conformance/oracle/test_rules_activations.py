@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from backends.base import Capabilities
-from conformance.ops.activations import OP_SAMPLES
-from conformance.ops.op_model import MODEL_OF
-from conformance.oracle.error_bounds import Errors, OpCall, Value
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.rules_activations import OP_RULES
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.ops.activations import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
+from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.rules_activations import OP_RULES
+from fx_quant_conformance.refimpl.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
 
 ONE_OF_EACH = {(id(OP_RULES[op]), isinstance(op, type)): op for op in OP_SAMPLES}

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.ops.op_model import MODEL_OF
-from conformance.ops.variants import Arguments
-from conformance.oracle.error_bounds import MOVES, OpCall, Value
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.rules_arithmetic import OP_RULES
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
+from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.conformance.oracle.error_bounds import MOVES, OpCall, Value
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.rules_arithmetic import OP_RULES
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance.refimpl.patterns import leaf_name
 from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import One, activation_range, converted, drawn_integers, on_grid
 from tests.conformance.support.ops_without_weights import OP_SAMPLES

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from backends.base import Capabilities
-from conformance.oracle.error_bounds import OpCall, Value
-from conformance.oracle.grids import NoOracleError
-from conformance.oracle.rules_attention import OP_RULES, bound_attention
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.rules_attention import OP_RULES, bound_attention
 
 ATTENTION: Any = F.scaled_dot_product_attention
 

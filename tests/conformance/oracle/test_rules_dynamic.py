@@ -11,13 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from backends.quantized_form import to_quantized_form
-from backends.torch_engine import engine
-from conformance.oracle.dynamic import bound_linear_products, dynamic_quantize, half_steps_of, halve
-from conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step
-from conformance.oracle.evaluate import Walk
-from refimpl import lower
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.quantized_form import to_quantized_form
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.conformance.oracle.dynamic import (
+    bound_linear_products,
+    dynamic_quantize,
+    half_steps_of,
+    halve,
+)
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.refimpl import lower
 from tests.conformance.support.dynamic_flows import (
     FLOAT16,
     IN_FLOAT,

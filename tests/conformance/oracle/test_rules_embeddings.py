@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from backends.base import Capabilities
-from backends.quantized_form import to_quantized_form
-from backends.torch_engine import engine
-from conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
-from conformance.oracle.error_bounds import OpCall, U, Value
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError
-from conformance.oracle.rules_dynamic import OP_RULES
-from refimpl import lower
-from refimpl.lower import NOT_LOWERED
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.quantized_form import to_quantized_form
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.rules_dynamic import OP_RULES
+from fx_quant_conformance.refimpl import lower
+from fx_quant_conformance.refimpl.lower import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
     BYTES,
     IN_FLOAT,

@@ -14,13 +14,13 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.oracle.error_bounds import OpCall, U, Value, bound_evaluation, gamma
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import NoOracleError
-from conformance.oracle.table import OP_RULES
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, bound_evaluation, gamma
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from tests.conformance.support.flows import Two, activation_range, converted, drawn_integers, on_grid
 
 SCALE, ZERO = 2.0**-4, 96  # -6 … 9.9375

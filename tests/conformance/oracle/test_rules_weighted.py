@@ -13,13 +13,13 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.ops.op_model import MODEL_OF
-from conformance.ops.weighted import OP_SAMPLES
-from conformance.oracle.error_bounds import Value, map_values
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.rules_weighted import REFERENCE_MODULES
-from conformance.oracle.table import OP_RULES
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
+from fx_quant_conformance.conformance.ops.weighted import OP_SAMPLES
+from fx_quant_conformance.conformance.oracle.error_bounds import Value, map_values
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.rules_weighted import REFERENCE_MODULES
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, input_grids, on_grid
 

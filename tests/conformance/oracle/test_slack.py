@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.oracle.error_bounds import OpCall, Value
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid
-from conformance.oracle.table import OP_RULES
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from tests.conformance.support.by_hand import (
     SX,
     ZX,

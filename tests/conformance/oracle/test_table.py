@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from conformance.oracle import (
+from fx_quant_conformance.conformance.oracle import (
     rules_activations,
     rules_arithmetic,
     rules_attention,

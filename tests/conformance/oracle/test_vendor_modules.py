@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.claims.claim import enumerate_claims
-from conformance.oracle.error_bounds import U, gamma
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import NoOracleError, placeholder_grids
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import (
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.oracle.error_bounds import U, gamma
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import (
     PrepareCustomConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
     prepare_fx,
 )
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants import own_modules
 from tests.mutants.own_modules import LAYERS, OwnModules, OwnWeight
 from tests.refimpl.support.qconfigs import minmax_qconfig

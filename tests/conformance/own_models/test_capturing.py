@@ -13,19 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
-from conformance.claims.inputs import draw_calibration_inputs
-from conformance.own_models.capturing import capture, translate_mapping
-from conformance.own_models.given import GivenModel, ModelSpecError
-from conformance.whole_models.architectures import ARCHITECTURES
-from refimpl import (
+from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
+from fx_quant_conformance.conformance.own_models.capturing import capture, translate_mapping
+from fx_quant_conformance.conformance.own_models.given import GivenModel, ModelSpecError
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES
+from fx_quant_conformance.refimpl import (
     convert_to_reference_decomposed_fx,
     default_backend_config,
     explain,
     get_default_qconfig_mapping,
     prepare_fx,
 )
-from reports.schema import ModelResult
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.schema import ModelResult
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.own_models.test_own_models import PACKAGE, run_own
 from tests.conformance.support.suite_runs import Ran, run
 from tests.support.torchao import require_torchao
@@ -276,8 +276,8 @@ VARIED = ("residual", "chunked", "two_outputs", "functional", "transformer", "ls
 def test_decisions_are_those_of_the_quantizer(architecture: Any) -> None:
     """The Quantizer of the config decides on the same program as prepare does on the captured model."""
     require_torchao()
-    from refimpl.exported import export_open
-    from refimpl.pt2e import BackendConfigQuantizer
+    from fx_quant_conformance.refimpl.exported import export_open
+    from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
 
     torch.manual_seed(0)
     case = architecture.case()

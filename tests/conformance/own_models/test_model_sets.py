@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.own_models import sets
-from conformance.own_models.given import ModelSpecError, load_given
-from conformance.own_models.sets import ModelSetError, expand
+from fx_quant_conformance.conformance.own_models import sets
+from fx_quant_conformance.conformance.own_models.given import ModelSpecError, load_given
+from fx_quant_conformance.conformance.own_models.sets import ModelSetError, expand
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from conformance.own_models.multiplications import count_multiplications
-from refimpl.tracer import trace
+from fx_quant_conformance.conformance.own_models.multiplications import count_multiplications
+from fx_quant_conformance.refimpl.tracer import trace
 
 
 class Attention(nn.Module):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from conformance.own_models.given import ModelSpecError, check_spec, load_given
-from reports.measured import Deployment
-from reports.schema import ModelResult
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.own_models.given import ModelSpecError, check_spec, load_given
+from fx_quant_conformance.reports.measured import Deployment
+from fx_quant_conformance.reports.schema import ModelResult
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.suite_runs import Ran, run
 from tests.support.comparable import comparable
 
@@ -194,7 +194,10 @@ def test_an_entry_point_names_a_model(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("nets:number", "--model=nets:number: the function returned int; return conformance.vendor.GivenModel("),
+        (
+            "nets:number",
+            "--model=nets:number: the function returned int; return fx_quant_conformance.GivenModel(",
+        ),
         ("nets:bare", "--model=nets:bare: example_inputs has "),
         ("nets:something", "--model=nets:something: it is int, not a function that makes a model"),
         ("nets:absent", "module 'nets' has no attribute 'absent'"),

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Execution, Representation, UnsupportedPattern
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.effort import PROFILES
-from conformance.claims.plan import plan_cases
-from conformance.machine.messages import Trace
-from conformance.pipeline.claim_run import ENOUGH, ClaimRun, run_claim
-from conformance.stages import fuse
-from conformance.stages.bench import Bench
-from conformance.stages.config import plan_claim
-from conformance.stages.state import RULES, stages_of
-from refimpl import BackendPatternConfig, ConfigError, RefimplError
-from reports.codec import PlainRow, encode
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Execution, Representation, UnsupportedPattern
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.effort import PROFILES
+from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.machine.messages import Trace
+from fx_quant_conformance.conformance.pipeline.claim_run import ENOUGH, ClaimRun, run_claim
+from fx_quant_conformance.conformance.stages import fuse
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import plan_claim
+from fx_quant_conformance.conformance.stages.state import RULES, stages_of
+from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, RefimplError
+from fx_quant_conformance.reports.codec import PlainRow, encode
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.own_entries import claim_of
 from tests.conformance.support.small_bench import ADD, CAT, Altered, claim_on, small_bench, small_claims, without_shares
 from tests.mutants.integer_kernels import IntegerBackend
@@ -237,7 +237,9 @@ def test_models_of_one_structure_are_kept_apart(pattern: str, is_latest: bool, m
     """A single case shows a compiler's cache that knows the structure alone, and a kernel that has the latest model."""
     bench = Bench(OneForAll(is_latest=is_latest), seed=0, profile="quick")
     claim = next(each for each in enumerate_claims(bench.config, bench.capabilities) if each.pattern == pattern)
-    monkeypatch.setattr("conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
+    monkeypatch.setattr(
+        "fx_quant_conformance.conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1]
+    )
     check = next(each for each in run_claim(bench, claim) if isinstance(each, Check) and each.stage == "invariance")
     assert (check.rule, check.verdict) == ("NUM-07", Verdict.REFUTED)
     assert "two models of one structure are not kept apart" in check.message
@@ -252,7 +254,9 @@ def test_a_second_model_that_raises_is_found_also_where_nobody_says_what_runs(mo
         lowered.append(honest.lower(model, example_inputs))
         return raises(RuntimeError("the cache holds another model")) if len(lowered) > 1 else lowered[0]
 
-    monkeypatch.setattr("conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1])
+    monkeypatch.setattr(
+        "fx_quant_conformance.conformance.stages.config.plan_claim", lambda bench, claim: plan_claim(bench, claim)[:1]
+    )
     checks = run(lower=lower, execution=lambda lowered: None)
     assert checks["execution"].verdict is Verdict.UNSHOWN
     assert (checks["invariance"].rule, checks["invariance"].verdict) == ("LOW-01", Verdict.REFUTED)

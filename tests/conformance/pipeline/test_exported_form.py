@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from backends.base import UnsupportedPattern
-from backends.lowering import lower_reference
+from fx_quant_conformance.backends.base import UnsupportedPattern
+from fx_quant_conformance.backends.lowering import lower_reference
 from tests.conformance.support.fake_backends.programs import Dynamic, Runs, Static
 from tests.conformance.support.own_entries import checks_of
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance.oracle.error_bounds import MOVES
-from conformance.oracle.table import rule_of
-from refimpl import BackendPatternConfig, ObservationType
-from refimpl.patterns import leaf_name
+from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
+from fx_quant_conformance.conformance.oracle.table import rule_of
+from fx_quant_conformance.refimpl import BackendPatternConfig, ObservationType
+from fx_quant_conformance.refimpl.patterns import leaf_name
 from tests.conformance.support.own_entries import U8, OwnEntries, checks_of, failures
 
 OPS = (

@@ -14,15 +14,25 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Capabilities, Requantize, RoundingMode
-from backends.discovery import find_attribute, find_backend
-from conformance.claims.claim import config_digest, enumerate_claims
-from conformance.claims.pattern_plan import is_taken
-from conformance.claims.preparation import OWN_OF_THE_SUITE
-from conformance.remote.config_data import ConfigDataError, config_from_data, config_to_data, has_own_code
-from conformance.remote.description import Description, DescriptionError, describe, read_description
-from refimpl import BackendConfig, BackendPatternConfig, MinMaxObserver, QConfig
-from refimpl.fusers import sequential
+from fx_quant_conformance.backends.base import Capabilities, Requantize, RoundingMode
+from fx_quant_conformance.backends.discovery import find_attribute, find_backend
+from fx_quant_conformance.conformance.claims.claim import config_digest, enumerate_claims
+from fx_quant_conformance.conformance.claims.pattern_plan import is_taken
+from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE
+from fx_quant_conformance.conformance.remote.config_data import (
+    ConfigDataError,
+    config_from_data,
+    config_to_data,
+    has_own_code,
+)
+from fx_quant_conformance.conformance.remote.description import (
+    Description,
+    DescriptionError,
+    describe,
+    read_description,
+)
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, MinMaxObserver, QConfig
+from fx_quant_conformance.refimpl.fusers import sequential
 from tests.conformance.support.fake_backends.fakes import INT8, Good
 
 
@@ -123,10 +133,10 @@ def forge(name: str, *arguments: Any) -> dict[str, Any]:
 
 
 FORGED = {
-    "a function of the suite": forge("backends.discovery.find_attribute"),
-    "its call": forge("backends.discovery.find_attribute", EVIL),
+    "a function of the suite": forge("fx_quant_conformance.backends.discovery.find_attribute"),
+    "its call": forge("fx_quant_conformance.backends.discovery.find_attribute", EVIL),
     "a call of an op": forge("torch.load", "file"),
-    "a call that calls": forge("refimpl.fusers.assemble", forge("torch.load")),
+    "a call that calls": forge("fx_quant_conformance.refimpl.fusers.assemble", forge("torch.load")),
     "a function of another module": forge("torch.os.system"),
     "a module": forge("torch.nn.functional"),
     "a class of no module": {"name": ["class", "nn.Parameter"]},

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Execution
-from conformance.claims.case import Case
-from conformance.claims.plan import VALUE_RANGES
-from conformance.machine.fault import FaultFound
-from conformance.machine.memory import fill_memory
-from conformance.machine.threads import run_with_threads
-from conformance.ops.op_model import Input
-from conformance.remote.executor import HeldModel, LocalExecutor, OverwrittenError
-from conformance.stages.lower import run_all
-from conformance.stages.reruns import RepeatRun
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.machine.memory import fill_memory
+from fx_quant_conformance.conformance.machine.threads import run_with_threads
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.remote.executor import HeldModel, LocalExecutor, OverwrittenError
+from fx_quant_conformance.conformance.stages.lower import run_all
+from fx_quant_conformance.conformance.stages.reruns import RepeatRun
 from tests.conformance.remote import vendor
 from tests.support.remote import WorkersBackend, remote_backend
 

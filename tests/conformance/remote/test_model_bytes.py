@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.discovery import find_backend
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.pipeline.claim_run import rebuild
-from conformance.remote.model_bytes import dump_model, load_model
-from conformance.stages.bench import Bench
-from conformance.stages.meaning import tensors_of
-from refimpl.lower import lower
-from refimpl.tracer import trace
-from reports.schema import Where
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.pipeline.claim_run import rebuild
+from fx_quant_conformance.conformance.remote.model_bytes import dump_model, load_model
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.meaning import tensors_of
+from fx_quant_conformance.refimpl.lower import lower
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.reports.schema import Where
 
 _BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}
 _PATTERNS = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import conformance
-from conformance.remote.sources import SourcesError, digest_sources, list_sources
+from fx_quant_conformance import conformance
+from fx_quant_conformance.conformance.remote.sources import SourcesError, digest_sources, list_sources
 
 REPO = Path(conformance.__file__).parents[1]
 
@@ -45,14 +45,14 @@ def test_another_module_of_the_process_counts_and_so_does_what_lies_beside_a_sin
     __import__("made_up_single")
     own = str(vendor / "made_up_single.py")
     assert own in list_sources("made_up_vendor", "made_up_vendor")
-    alone = list_sources("made_up_single", "backends.base")
+    alone = list_sources("made_up_single", "fx_quant_conformance.backends.base")
     assert {own, str(vendor / "made_up_late.py"), str(vendor / "made_up_vendor")} <= {*alone}
     assert str(vendor / "notes.txt") not in alone
 
 
 def test_a_module_whose_files_are_nowhere_is_an_error(vendor: Path) -> None:
     with pytest.raises(SourcesError, match="the files of its module 'made_up_nowhere' cannot be found"):
-        list_sources("made_up_nowhere.backend", "backends.base")
+        list_sources("made_up_nowhere.backend", "fx_quant_conformance.backends.base")
     sys.modules["made_up_vendor"].__path__ = [str(vendor / "gone")]
     with pytest.raises(SourcesError, match="'made_up_vendor' cannot be found"):
         list_sources("made_up_vendor", "made_up_vendor")
@@ -60,7 +60,8 @@ def test_a_module_whose_files_are_nowhere_is_an_error(vendor: Path) -> None:
 
 def test_a_shipped_backend_is_of_the_suite() -> None:
     assert not any(
-        place.startswith(str(REPO / "backends")) for place in list_sources("backends.qnnpack", "backends.qnnpack")
+        place.startswith(str(REPO / "backends"))
+        for place in list_sources("fx_quant_conformance.backends.qnnpack", "fx_quant_conformance.backends.qnnpack")
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.machine.frames import WireError
-from conformance.remote.wire import HeldOutputs, pack, unpack
+from fx_quant_conformance.conformance.machine.frames import WireError
+from fx_quant_conformance.conformance.remote.wire import HeldOutputs, pack, unpack
 
 
 @pytest.mark.parametrize(

@@ -21,23 +21,23 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from backends.base import Execution, QuantizerRequest, UnsupportedPattern
-from conformance.annotations.probe import Probe
-from conformance.machine import child, frames
-from conformance.machine.child import Ending, StartError
-from conformance.machine.fault import FaultFound
-from conformance.machine.frames import Frame, NoAnswer
-from conformance.machine.workplace import LostProcess
-from conformance.remote import client
-from conformance.remote.client import RemoteModel, format_trace
-from conformance.remote.description import DescriptionError, read_description
-from conformance.remote.executor import HeldModel
-from conformance.remote.worker import describe_backend, make_warm_workers, make_worker
-from conformance.stages.annotate import ask
-from conformance.stages.bench import Bench
-from conformance.stages.lower import lower, run_all
-from refimpl.tracer import trace
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Execution, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.conformance.annotations.probe import Probe
+from fx_quant_conformance.conformance.machine import child, frames
+from fx_quant_conformance.conformance.machine.child import Ending, StartError
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.workplace import LostProcess
+from fx_quant_conformance.conformance.remote import client
+from fx_quant_conformance.conformance.remote.client import RemoteModel, format_trace
+from fx_quant_conformance.conformance.remote.description import DescriptionError, read_description
+from fx_quant_conformance.conformance.remote.executor import HeldModel
+from fx_quant_conformance.conformance.remote.worker import describe_backend, make_warm_workers, make_worker
+from fx_quant_conformance.conformance.stages.annotate import ask
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.lower import lower, run_all
+from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.support.remote import WorkersBackend, remote_backend
 from tests.support.torchao import needs_torchao
 
@@ -86,7 +86,7 @@ def test_a_lowered_model_runs_elsewhere(remote: Make) -> None:
 
 def test_an_execution_that_is_none_is_an_error_of_the_backend(remote: Make) -> None:
     with pytest.raises(
-        Exception, match=r"execution\(\) returned .*'all'.*; return a backends.base.Execution"
+        Exception, match=r"execution\(\) returned .*'all'.*; return a fx_quant_conformance.Execution"
     ) as caught:
         remote("Invents").lower(MODEL, (INPUT,)).execution()
     assert type(caught.value).__name__ == "TypeError"

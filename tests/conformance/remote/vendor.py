@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.base import Execution, Lowered, QuantizerRequest, UnsupportedPattern
-from conformance.machine import frames
-from conformance.machine.frames import Frame, send_frame
-from conformance.machine.memory import current_filling
-from refimpl import BackendConfig
+from fx_quant_conformance.backends.base import Execution, Lowered, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.conformance.machine import frames
+from fx_quant_conformance.conformance.machine.frames import Frame, send_frame
+from fx_quant_conformance.conformance.machine.memory import current_filling
+from fx_quant_conformance.refimpl import BackendConfig
 from tests.conformance.support.fake_backends.fakes import Good
 
 

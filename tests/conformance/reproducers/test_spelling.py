@@ -10,9 +10,14 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.reproducers.spelling import NoScriptError, check_importable, format_own_constructor, format_pattern
-from conformance.stages.fuse import FUSES_NOTHING
-from refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.conformance.reproducers.spelling import (
+    NoScriptError,
+    check_importable,
+    format_own_constructor,
+    format_pattern,
+)
+from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
+from fx_quant_conformance.refimpl.fuse import trace_and_fuse
 from tests.conformance.support.planning import claim_on, planned
 
 

@@ -15,13 +15,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from conformance.run.progress import EVERY_IN_LOG, Progress, format_progress
-from reports.merge import merge
-from reports.results import read_results
-from reports.schema import ClaimResult, Row
-from reports.shard import Shard
-from reports.verdicts import Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.conformance.run.progress import EVERY_IN_LOG, Progress, format_progress
+from fx_quant_conformance.reports.merge import merge
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.schema import ClaimResult, Row
+from fx_quant_conformance.reports.shard import Shard
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 from tests.support.comparable import comparable
 from tests.support.warm_python import run_python
@@ -151,7 +151,7 @@ class Log:
 
 def test_in_a_log_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("conformance.run.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("fx_quant_conformance.conformance.run.progress.time.monotonic", lambda: now)
     log: Any = Log()
     progress = Progress(log)
     for done in range(100):
@@ -338,8 +338,8 @@ def test_of_a_claim_that_hangs_before_it_is_lowered_nothing_is_built_again(tmp_p
 
 
 def reports(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of ``python -m reports``."""
-    return run_python("-m", "reports", *words, cwd=REPO, environment=clean_environment())
+    """Run a command of ``fx-quant-conformance report``."""
+    return run_python("-m", "fx_quant_conformance", "report", *words, cwd=REPO, environment=clean_environment())
 
 
 def test_claims_of_a_certificate_that_give_something_else_when_they_are_run_again_are_told(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Backend
-from conformance.run.findings import format_missing, read_findings
-from conformance.run.opening import open_run
-from conformance.run.waivers import WaiverEntry, WaiverError, load_waivers
-from reports.findings import LONGEST_FINDING
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Backend
+from fx_quant_conformance.conformance.run.findings import format_missing, read_findings
+from fx_quant_conformance.conformance.run.opening import open_run
+from fx_quant_conformance.conformance.run.waivers import WaiverEntry, WaiverError, load_waivers
+from fx_quant_conformance.reports.findings import LONGEST_FINDING
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 

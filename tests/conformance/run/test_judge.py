@@ -10,22 +10,22 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.claims.claim import Claim
-from conformance.machine.child import Answer, Ending, Parent, Recipe, start_server
-from conformance.machine.frames import Frame
-from conformance.machine.messages import Begin, Tally, Trace, from_line
-from conformance.machine.workplace import LostProcess, Serve, Workplace, make_answer
-from conformance.pipeline.job import Job
-from conformance.remote.client import Ask, RemoteBackend
-from conformance.run import judge
-from conformance.run.judge import make_server, open_judge
-from conformance.run.setup import OUTLINE, Setup, make_reproducing_request, make_request
-from conformance.stages.bench import Bench
-from conformance.stages.state import ExecutionEvidence
-from reports.codec import Message
-from reports.numbers import Scalar
-from reports.schema import Check, ClaimResult, Measurement, evidence
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe, start_server
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.messages import Begin, Tally, Trace, from_line
+from fx_quant_conformance.conformance.machine.workplace import LostProcess, Serve, Workplace, make_answer
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.remote.client import Ask, RemoteBackend
+from fx_quant_conformance.conformance.run import judge
+from fx_quant_conformance.conformance.run.judge import make_server, open_judge
+from fx_quant_conformance.conformance.run.setup import OUTLINE, Setup, make_reproducing_request, make_request
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.state import ExecutionEvidence
+from fx_quant_conformance.reports.codec import Message
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Check, ClaimResult, Measurement, evidence
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.suite_runs import options
 
 CLAIM = Claim(
@@ -90,7 +90,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Serving:
 
     def serve(*given: Check | Begin, **found: Any) -> Serve:
         run = Given(given=given, **found)
-        monkeypatch.setattr("conformance.pipeline.claim_run.ClaimRun", lambda bench, claim: run)
+        monkeypatch.setattr("fx_quant_conformance.conformance.pipeline.claim_run.ClaimRun", lambda bench, claim: run)
         return make_server(cast(Bench, None), {CLAIM.id: CLAIM})
 
     return serve

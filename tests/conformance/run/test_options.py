@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.run.options import default_report_dir, read_options, register, select_ids
+from fx_quant_conformance.conformance.run.options import default_report_dir, read_options, register, select_ids
 from tests.conformance.support.suite_runs import options
 
 IDS = [
@@ -66,7 +66,15 @@ def test_the_default_folder_stays_under_build_where_the_run_was_started(
 def test_repro_is_quoted_for_a_shell() -> None:
     claim = "F.add(a,*)/in='x'/ptq/no weight"
     words = shlex.split(repro(claim, backend="my mod:Npu", seed=-3))
-    assert words == ["pytest", "--pyargs", "conformance", "--backend=my mod:Npu", "--seed=-3", "--claim", claim]
+    assert words == [
+        "pytest",
+        "--pyargs",
+        "fx_quant_conformance",
+        "--backend=my mod:Npu",
+        "--seed=-3",
+        "--claim",
+        claim,
+    ]
 
 
 def test_repro_keeps_what_is_not_the_default() -> None:

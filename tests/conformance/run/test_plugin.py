@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.reference import ReferenceBackend
-from conformance.machine import isa
-from conformance.machine.environment import CPUINFO, read_cpu
-from conformance.stages.state import stages_of
-from reports.levels import FLAGS
-from reports.results import read_results
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.machine import isa
+from fx_quant_conformance.conformance.machine.environment import CPUINFO, read_cpu
+from fx_quant_conformance.conformance.stages.state import stages_of
+from fx_quant_conformance.reports.levels import FLAGS
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, clean_environment, command, run
 from tests.support.comparable import comparable
 from tests.support.warm_python import run_python
@@ -108,7 +108,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
 def test_the_repro_command_runs_that_claim(tmp_path: Path, good: Ran) -> None:
     claim = good.results.claims[1]
     program, pyargs, path, *options = shlex.split(claim.repro)
-    assert (program, pyargs, path) == ("pytest", "--pyargs", "conformance")
+    assert (program, pyargs, path) == ("pytest", "--pyargs", "fx_quant_conformance")
     ran = run(tmp_path, None, pyargs, *options, path=path, cwd=REPO)
     assert ran.status == 0, ran.out + ran.err
     assert [c.claim for c in ran.results.claims] == [claim.claim]
@@ -241,7 +241,7 @@ def test_without_its_own_path_the_suite_says_how_it_is_run(tmp_path: Path) -> No
     words = ("-m", "pytest", "-p", "no:cacheprovider", str(REPO), f"--ignore={REPO / 'tests'}")
     done = run_python(*words, cwd=tmp_path, environment=clean_environment())
     assert done.returncode != 0
-    assert "pytest --pyargs conformance --backend=NAME" in done.stdout + done.stderr
+    assert "pytest --pyargs fx_quant_conformance --backend=NAME" in done.stdout + done.stderr
 
 
 def _until(holds: Callable[[], bool], seconds: float = 60) -> None:

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.machine.child import Ending
-from conformance.machine.messages import Begin, Tally
-from conformance.run.recorder import Recorder
-from conformance.run.resume import Earlier
-from reports.results import read_results
-from reports.schema import Measurement, Waiver, evidence
-from reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.messages import Begin, Tally
+from fx_quant_conformance.conformance.run.recorder import Recorder
+from fx_quant_conformance.conformance.run.resume import Earlier
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.schema import Measurement, Waiver, evidence
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from tests.conformance.support.made_up_runs import PASS, STAGES, Session, check, checks, model, waiver, work
 
 

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.report_folder import HTML, KEPT, LOCK, RESULTS, SCRIPTS, WAIVERS, FolderError, ReportFolder
-from reports.results import read_results
+from fx_quant_conformance.conformance.run.report_folder import (
+    HTML,
+    KEPT,
+    LOCK,
+    RESULTS,
+    SCRIPTS,
+    WAIVERS,
+    FolderError,
+    ReportFolder,
+)
+from fx_quant_conformance.reports.results import read_results
 from tests.conformance.support.suite_runs import run
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from conformance.run.report_folder import KEPT
-from conformance.run.resume import Earlier, read_earlier
-from reports.results import ResultsError, read_results
-from reports.schema import Measurement
-from reports.verdicts import Outcome, Verdict
-from reports.writer import ResultsWriter
+from fx_quant_conformance.conformance.run.report_folder import KEPT
+from fx_quant_conformance.conformance.run.resume import Earlier, read_earlier
+from fx_quant_conformance.reports.results import ResultsError, read_results
+from fx_quant_conformance.reports.schema import Measurement
+from fx_quant_conformance.reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
 from tests.conformance.support.suite_runs import FAKES, REPO, Ran, kill_after_a_claim, run
 from tests.support.comparable import comparable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import exporting
-from backends.discovery import find_backend
+from fx_quant_conformance.backends import exporting
+from fx_quant_conformance.backends.discovery import find_backend
 from tests.conformance.support.suite_runs import clean_environment
 from tests.support.warm_python import run_python
 
@@ -21,7 +21,7 @@ def test_a_runtime_that_is_not_installed_is_a_reason_that_says_what_to_install(t
     code = f"""
 import sys
 sys.modules |= dict.fromkeys({[*RUNTIMES.values()]})
-from backends.discovery import find_backend
+from fx_quant_conformance.backends.discovery import find_backend
 for name in {[*RUNTIMES]}:
     print(find_backend(name).unavailable_reason())
 """

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from backends.base import Backend, Capabilities, Representation
-from conformance.machine.child import Ending, start_server
-from conformance.run.judging import open_workplaces
-from conformance.run.opening import open_run
-from conformance.run.session import Run, open_session, param_id, run_of
-from conformance.run.setup import Setup
-from conformance.stages.config import plan_claim
+from fx_quant_conformance.backends.base import Backend, Capabilities, Representation
+from fx_quant_conformance.conformance.machine.child import Ending, start_server
+from fx_quant_conformance.conformance.run.judging import open_workplaces
+from fx_quant_conformance.conformance.run.opening import open_run
+from fx_quant_conformance.conformance.run.session import Run, open_session, param_id, run_of
+from fx_quant_conformance.conformance.run.setup import Setup
+from fx_quant_conformance.conformance.stages.config import plan_claim
 from tests.conformance.support.endings import is_gone
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
@@ -115,7 +115,7 @@ def test_of_claims_whose_cases_are_counted_those_with_the_most_come_first(
     few, many = (replace(unit, cases=number) for unit, number in zip(claims[:2], (3, 7), strict=True))
     run = Run.of(Setup(options=chosen, text=""), replace(outline, units=(few, many)))
     assert [param.values for param in run.make_params("claim")] == [(many,), (few,)]
-    monkeypatch.setattr("conformance.run.opening.plan_claim", lambda bench, claim: 1 // 0)
+    monkeypatch.setattr("fx_quant_conformance.conformance.run.opening.plan_claim", lambda bench, claim: 1 // 0)
     assert {unit.cases for unit in opened.make_outline(counts_cases=True).units} == {0}, "its own check says why"
 
 
@@ -149,5 +149,5 @@ def test_processes_that_no_work_needs_end_with_the_places(tmp_path: Path) -> Non
 
 
 def test_outside_of_a_run_there_is_no_run(pytestconfig: pytest.Config) -> None:
-    with pytest.raises(pytest.UsageError, match="pytest --pyargs conformance --backend=NAME"):
+    with pytest.raises(pytest.UsageError, match="pytest --pyargs fx_quant_conformance --backend=NAME"):
         run_of(pytestconfig)

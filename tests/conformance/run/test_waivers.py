@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from conformance.run.waivers import BY_RULE, Ruling, WaiverEntry, WaiverError, Waivers, load_waivers
-from reports.schema import Waiver
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.run.waivers import (
+    BY_RULE,
+    Ruling,
+    WaiverEntry,
+    WaiverError,
+    Waivers,
+    load_waivers,
+)
+from fx_quant_conformance.reports.schema import Waiver
+from fx_quant_conformance.reports.verdicts import Verdict
 
 TODAY = date(2026, 6, 30)
 NUM_03 = "NUM-03"

@@ -1,4 +1,4 @@
-"""python -m conformance init: the skeleton of a vendor's package (that it certifies: tests/test_vendor_guide.py)."""
+"""fx-quant-conformance init: the skeleton of a vendor's package (that it certifies: tests/test_vendor_guide.py)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from conformance.__main__ import USAGE, main
-from conformance.scaffold.skeleton import FILES, render_files
-from reports.certificate import PREDICATE, SIGNATURE
+from fx_quant_conformance.conformance.scaffold.skeleton import FILES, render_files
+from fx_quant_conformance.door import USAGE, main
+from fx_quant_conformance.reports.certificate import PREDICATE, SIGNATURE
 
 
 def test_it_writes_what_it_says(

@@ -16,24 +16,24 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from backends.base import QuantizerRequest, Representation
-from backends.exporting import owner_of
-from conformance.annotations import asking
-from conformance.annotations.probe import Probe, Prober
-from conformance.annotations.programs import make_program
-from conformance.annotations.spelling import SpellingError, describe_places, read_places
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims_of.candidates import copy_entry, list_entries
-from conformance.machine.fault import Fault, FaultFound
-from conformance.pipeline.claim_run import rebuild
-from conformance.stages.annotate import check_annotations
-from conformance.stages.bench import Bench
-from conformance.stages.config import plan_claim
-from conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
-from refimpl import BackendConfig
-from refimpl.native import U8_S8
-from reports.schema import Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import QuantizerRequest, Representation
+from fx_quant_conformance.backends.exporting import owner_of
+from fx_quant_conformance.conformance.annotations import asking
+from fx_quant_conformance.conformance.annotations.probe import Probe, Prober
+from fx_quant_conformance.conformance.annotations.programs import make_program
+from fx_quant_conformance.conformance.annotations.spelling import SpellingError, describe_places, read_places
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_entries
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.pipeline.claim_run import rebuild
+from fx_quant_conformance.conformance.stages.annotate import check_annotations
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import plan_claim
+from fx_quant_conformance.conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.native import U8_S8
+from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, weighted
 from tests.mutants.quantizer_faults import MUTANTS, Quantized, Unlicensed
 from tests.mutants.reference_kernels import SmallReference

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.oracle.grids import Grid
-from conformance.stages.attribution import CAUSES, attribute, format_worst
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.attribution import CAUSES, attribute, format_worst
 
 GRID = Grid(scale=0.25, zero_point=100, low=0, high=255, dtype="quint8")
 NARROW = Grid(scale=0.25, zero_point=0, low=-127, high=127, dtype="qint8")

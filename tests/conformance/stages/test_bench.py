@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.base import Backend, Representation
-from backends.discovery import find_backend
-from backends.lowering import in_form
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.kinds import Kind
-from conformance.machine.fault import FaultFound
-from conformance.pipeline.claim_run import take_through
-from conformance.stages.bench import Bench
-from conformance.stages.config import plan_claim
-from conformance.stages.state import CaseState, ClaimState
-from refimpl import MinMaxObserver, QConfig, QConfigMapping, convert_to_reference_fx, prepare_fx
-from refimpl.invariants import is_quantize
+from fx_quant_conformance.backends.base import Backend, Representation
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.lowering import in_form
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.pipeline.claim_run import take_through
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import plan_claim
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
+from fx_quant_conformance.refimpl import MinMaxObserver, QConfig, QConfigMapping, convert_to_reference_fx, prepare_fx
+from fx_quant_conformance.refimpl.invariants import is_quantize
 from tests.mutants.fixed_grids import SEVEN, FixedGridBackend
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

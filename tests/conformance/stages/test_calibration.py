@@ -12,19 +12,19 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from backends.native_tables import native_config
-from conformance.claims.build import build_model
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.inputs import draw_static_inputs
-from conformance.claims.kinds import Kind
-from conformance.claims.plan import VALUE_RANGES, plan_cases
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.grids import Grid, grid_of, placeholder_grids
-from conformance.stages.calibration import prepare_case
-from refimpl import convert_to_reference_decomposed_fx
-from refimpl.plan import OBSERVER_PREFIX
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.inputs import draw_static_inputs
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES, plan_cases
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import Grid, grid_of, placeholder_grids
+from fx_quant_conformance.conformance.stages.calibration import prepare_case
+from fx_quant_conformance.refimpl import convert_to_reference_decomposed_fx
+from fx_quant_conformance.refimpl.plan import OBSERVER_PREFIX
 from tests.conformance.support.flows import input_grids
 
 CONFIG = native_config("qnnpack")

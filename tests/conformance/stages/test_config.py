@@ -13,17 +13,23 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
-from backends.base import Capabilities
-from backends.discovery import find_backend
-from backends.names import SHIPPED
-from backends.reference import ReferenceBackend
-from conformance.claims.claim import enumerate_claims
-from conformance.machine.fault import Fault
-from conformance.stages.bench import Bench
-from conformance.stages.config import lint, plan_claim
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
-from refimpl.backend_config import as_backend_config
-from refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.names import SHIPPED
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.config import lint, plan_claim
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    MatchAllNode,
+)
+from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

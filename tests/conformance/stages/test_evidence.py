@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities, Execution, UnsupportedPattern
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.machine.messages import Begin, Trace
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from conformance.stages.evidence import PROBE, format_blindness, gather_evidence, needs_probe
-from conformance.stages.execution import Reports
-from conformance.stages.long_sums import WIDTH
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities, Execution, UnsupportedPattern
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.machine.messages import Begin, Trace
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.evidence import PROBE, format_blindness, gather_evidence, needs_probe
+from fx_quant_conformance.conformance.stages.execution import Reports
+from fx_quant_conformance.conformance.stages.long_sums import WIDTH
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.small_bench import Altered, claim_on, small_bench, small_claims, without_shares
 from tests.mutants.evidence_faults import Liar
 from tests.mutants.honest import in_double

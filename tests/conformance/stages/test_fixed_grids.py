@@ -10,10 +10,10 @@ import torch
 import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 
-import refimpl
-from conformance.stages.fixed_grids import check_fixed_grids
-from conformance.stages.ranges import check_ranges
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.conformance.stages.fixed_grids import check_fixed_grids
+from fx_quant_conformance.conformance.stages.ranges import check_ranges
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
     DTypeConfig,

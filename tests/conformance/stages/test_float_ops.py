@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, symbolic_trace
 
-from conformance.stages.float_ops import format_float
+from fx_quant_conformance.conformance.stages.float_ops import format_float
 
 
 def reference_of(*steps: Any) -> GraphModule:

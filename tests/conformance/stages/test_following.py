@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
-from conformance.stages.following import Divergence, find_difference
-from conformance.stages.meaning import format_difference, in_float64, run_in_float64
-from conformance.whole_models.architectures import settle
-from refimpl import fuse_fx
+from fx_quant_conformance.conformance.stages.following import Divergence, find_difference
+from fx_quant_conformance.conformance.stages.meaning import format_difference, in_float64, run_in_float64
+from fx_quant_conformance.conformance.whole_models.architectures import settle
+from fx_quant_conformance.refimpl import fuse_fx
 
 X = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 

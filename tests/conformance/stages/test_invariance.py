@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.claims.case import Case, ValueRange
-from conformance.claims.inputs import Batch
-from conformance.ops.op_model import Input, Role
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid
-from conformance.stages.invariance import SPLIT
-from conformance.stages.reruns import (
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.ops.op_model import Input, Role
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.invariance import SPLIT
+from fx_quant_conformance.conformance.stages.reruns import (
     BATCH,
     CHANNELS_LAST,
     EMPTY,
@@ -25,9 +25,9 @@ from conformance.stages.reruns import (
     THREADS,
     compare_outputs,
 )
-from conformance.stages.state import ExactOf, FirstRun
-from reports.schema import Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.stages.state import ExactOf, FirstRun
+from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_batch,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conformance.stages.long_sums import BITS, LARGEST, ROWS, WIDTH, draw_long_sums
+from fx_quant_conformance.conformance.stages.long_sums import BITS, LARGEST, ROWS, WIDTH, draw_long_sums
 
 TWO_UNITS = 2
 """By how much a sum must be off to be off by a step of the probe's output."""

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from backends.base import Capabilities
-from conformance.claims.case import Case
-from conformance.claims.claim import enumerate_claims
-from conformance.ops.op_model import Role
-from conformance.stages.nonfinite import measure_nonfinite
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from reports.numbers import Scalar
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.ops.op_model import Role
+from fx_quant_conformance.conformance.stages.nonfinite import measure_nonfinite
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a fixture)
     Function,
     by_memory,

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.machine.fault import Fault
-from conformance.oracle.exact import Exact
-from conformance.oracle.grids import Grid
-from conformance.stages.comparison import Comparison, compare, compare_all
-from conformance.stages.numerics import judge_comparisons, report_failed_run
-from reports.schema import Check, Where
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.stages.comparison import Comparison, compare, compare_all
+from fx_quant_conformance.conformance.stages.numerics import judge_comparisons, report_failed_run
+from fx_quant_conformance.reports.schema import Check, Where
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.flows import PROPERTY
 
 GRID = Grid(scale=0.037, zero_point=11, low=0, high=255, dtype="quint8")

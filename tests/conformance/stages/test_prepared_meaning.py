@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from conformance.stages.prepare import check_prepared_meaning
-from refimpl import get_default_qat_qconfig_mapping, get_default_qconfig_mapping, prepare_fx, prepare_qat_fx
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.stages.prepare import check_prepared_meaning
+from fx_quant_conformance.refimpl import (
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig_mapping,
+    prepare_fx,
+    prepare_qat_fx,
+)
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.stages.test_structure import LINEAR, ended_by
 
 
@@ -62,7 +67,7 @@ def test_a_claim_whose_model_prepare_changes_is_refuted_though_it_would_not_run(
         prepared.add_module("op0", nn.Linear(1, 1))
         return prepared
 
-    monkeypatch.setattr("conformance.stages.calibration.prepare_fx", changed)
+    monkeypatch.setattr("fx_quant_conformance.conformance.stages.calibration.prepare_fx", changed)
     ended = ended_by(LINEAR)
     assert (ended.stage, ended.rule, ended.verdict) == ("prepare", "OBS-15", Verdict.REFUTED)
     assert "the first node that differs is op0: it does not run: RuntimeError: " in ended.message

@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-import refimpl
-from backends.discovery import find_backend
-from conformance.claims.claim import enumerate_claims
-from conformance.machine.fault import FaultFound
-from conformance.stages.bench import Bench
-from conformance.stages.ranges import check_ranges
-from conformance.whole_models.architectures import ARCHITECTURES
-from conformance.whole_models.jobs import unit_of
-from conformance.whole_models.setups import ModelSetup
-from conformance.whole_models.units import quantize_model
-from refimpl import (
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.ranges import check_ranges
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.conformance.whole_models.units import quantize_model
+from fx_quant_conformance.refimpl import (
     MinMaxObserver,
     QConfig,
     QConfigMapping,
     convert_to_reference_decomposed_fx,
 )
-from reports.verdicts import Verdict
+from fx_quant_conformance.reports.verdicts import Verdict
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
 WEIGHT: Any = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)

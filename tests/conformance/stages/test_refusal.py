@@ -16,21 +16,33 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import symbolic_trace
 
-from backends.base import Capabilities
-from conformance.claims.build import build_model
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.edges import EdgeQConfig, edges_inside, edges_outside
-from conformance.claims.plan import plan_cases
-from conformance.claims.qconfigs import qconfig_for
-from conformance.machine.fault import Fault
-from conformance.stages.bench import Bench
-from conformance.stages.refusal import try_edges
-from conformance.stages.state import CaseState, ClaimState
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, dtype_choice
-from refimpl.dtype_choice import Misfit, ObserverFacts, QConfigFacts, Violation, choose_dtype_config
-from refimpl.fusers import fuse_bn
-from refimpl.placing import Placer
-from refimpl.plan import Slot
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.claims.build import build_model
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.edges import EdgeQConfig, edges_inside, edges_outside
+from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.claims.qconfigs import qconfig_for
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.refusal import try_edges
+from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    DTypeWithConstraints,
+    dtype_choice,
+)
+from fx_quant_conformance.refimpl.dtype_choice import (
+    Misfit,
+    ObserverFacts,
+    QConfigFacts,
+    Violation,
+    choose_dtype_config,
+)
+from fx_quant_conformance.refimpl.fusers import fuse_bn
+from fx_quant_conformance.refimpl.placing import Placer
+from fx_quant_conformance.refimpl.plan import Slot
 from tests.conformance.support.own_entries import OwnEntries
 
 SCALE = 2.0**-12

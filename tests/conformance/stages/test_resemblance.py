@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import Requantize, RoundingMode
-from conformance.oracle.error_bounds import Accumulator
-from conformance.oracle.exact import Exact
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Requantize, RoundingMode
+from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.stages.test_numerics import exact, judged, of, verdict
 
 

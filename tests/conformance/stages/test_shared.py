@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from conformance.claims.case import Case, ValueRange
-from conformance.ops.op_model import Input
-from conformance.stages.shared import find_shared
+from fx_quant_conformance.conformance.claims.case import Case, ValueRange
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.stages.shared import find_shared
 from tests.conformance.support.planning import claim_on, planned
 
 SIGNED = ValueRange(name="signed", ranges=((-1.0, 1.0),))

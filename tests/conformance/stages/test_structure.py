@@ -15,26 +15,26 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Representation
-from conformance.claims.build import Preluded
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.machine.fault import Fault
-from conformance.pipeline.claim_run import ClaimRun
-from conformance.stages.bench import Bench
-from conformance.stages.convert import check_meaning, check_reference
-from conformance.stages.fuse import check_fused
-from conformance.stages.prepare import check_prepared
-from conformance.stages.state import CaseState
-from refimpl import (
+from fx_quant_conformance.backends.base import Backend, Capabilities, Representation
+from fx_quant_conformance.conformance.claims.build import Preluded
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.machine.fault import Fault
+from fx_quant_conformance.conformance.pipeline.claim_run import ClaimRun
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.convert import check_meaning, check_reference
+from fx_quant_conformance.conformance.stages.fuse import check_fused
+from fx_quant_conformance.conformance.stages.prepare import check_prepared
+from fx_quant_conformance.conformance.stages.state import CaseState
+from fx_quant_conformance.refimpl import (
     BackendPatternConfig,
     DTypeConfig,
     DTypeWithConstraints,
     ObservationType,
 )
-from refimpl.fusers import fold_bn, sequential
-from refimpl.plan import PLAN
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.refimpl.fusers import fold_bn, sequential
+from fx_quant_conformance.refimpl.plan import PLAN
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.own_entries import U8, U8_S8, OwnEntries, claim_of
 
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from conformance.oracle.evaluate import Walk
-from conformance.oracle.exact import Exact
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.exact import Exact
 from tests.conformance.support.flows import activation_range, converted, drawn_weight
 
 X = {"scale": 2.0**-5, "zero_point": 40}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from backends.native_tables import native_config
-from conformance.ops.op_model import MODEL_OF, Input, Role
-from conformance.ops.table import OP_SAMPLES
-from conformance.oracle.exact import Exact
-from refimpl import (
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.ops.op_model import MODEL_OF, Input, Role
+from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.oracle.exact import Exact
+from fx_quant_conformance.refimpl import (
     MinMaxObserver,
     PerChannelMinMaxObserver,
     PlaceholderObserver,

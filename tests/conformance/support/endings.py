@@ -16,14 +16,14 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from conformance.machine.child import Answer, Parent
-from conformance.machine.frames import Frame
-from conformance.machine.process import own_peak_mib
-from reports.numbers import Scalar
-from reports.schema import Measurement
+from fx_quant_conformance.conformance.machine.child import Answer, Parent
+from fx_quant_conformance.conformance.machine.frames import Frame
+from fx_quant_conformance.conformance.machine.process import own_peak_mib
+from fx_quant_conformance.reports.numbers import Scalar
+from fx_quant_conformance.reports.schema import Measurement
 
 if TYPE_CHECKING:
-    from conformance.machine.workplace import WorkResult
+    from fx_quant_conformance.conformance.machine.workplace import WorkResult
 
 _KEPT: list[object] = []
 """What a child keeps from work to work."""

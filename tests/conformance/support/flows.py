@@ -10,9 +10,9 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.native_tables import native_config
-from conformance.oracle.grids import Grid, placeholder_grids
-from refimpl import (
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.refimpl import (
     BackendConfig,
     MinMaxObserver,
     PerChannelMinMaxObserver,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.lowering import as_lowered
-from backends.reference import ReferenceBackend
-from conformance.remote.executor import LocalModel
+from fx_quant_conformance.backends.lowering import as_lowered
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.remote.executor import LocalModel
 
 
 def hold(function: Callable[..., Any]) -> LocalModel:

@@ -11,22 +11,22 @@ from typing import Any, cast
 
 import pytest
 
-from backends.reference import ReferenceBackend
-from conformance.machine.child import Ending
-from conformance.machine.messages import Trace
-from conformance.machine.workplace import WorkResult
-from conformance.run.judging import rows_of
-from conformance.run.opening import open_run
-from conformance.run.outline import Outline, Unit
-from conformance.run.recorder import Recorder
-from conformance.run.session import Run, param_id
-from conformance.run.setup import Setup
-from conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
-from conformance.stages.state import stages_of
-from reports.codec import Message, line_of
-from reports.results import Results, digest_ids, read_results
-from reports.schema import Check, ModelResult
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.messages import Trace
+from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.run.judging import rows_of
+from fx_quant_conformance.conformance.run.opening import open_run
+from fx_quant_conformance.conformance.run.outline import Outline, Unit
+from fx_quant_conformance.conformance.run.recorder import Recorder
+from fx_quant_conformance.conformance.run.session import Run, param_id
+from fx_quant_conformance.conformance.run.setup import Setup
+from fx_quant_conformance.conformance.run.waivers import BY_RULE, WaiverEntry, Waivers
+from fx_quant_conformance.conformance.stages.state import stages_of
+from fx_quant_conformance.reports.codec import Message, line_of
+from fx_quant_conformance.reports.results import Results, digest_ids, read_results
+from fx_quant_conformance.reports.schema import Check, ModelResult
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends import fakes
 from tests.conformance.support.suite_runs import options
 

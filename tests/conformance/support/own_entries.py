@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from backends.base import Backend, Capabilities
-from conformance.claims import registry
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.oracle import table
-from conformance.pipeline.claim_run import run_claim
-from conformance.stages.bench import Bench
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from reports.schema import Check
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Backend, Capabilities
+from fx_quant_conformance.conformance.claims import registry
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.oracle import table
+from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)

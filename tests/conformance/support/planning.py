@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from backends.base import Capabilities
-from backends.native_tables import native_config
-from conformance.claims.case import Case
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.kinds import Kind
-from conformance.claims.plan import plan_cases
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.conformance.claims.case import Case
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.kinds import Kind
+from fx_quant_conformance.conformance.claims.plan import plan_cases
 
 
 @cache

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from conformance.claims.claim import Claim, enumerate_claims
-from conformance.claims.effort import Effort
-from conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
+from fx_quant_conformance.conformance.claims.effort import Effort
+from fx_quant_conformance.conformance.stages.bench import Bench
 from tests.mutants.integer_kernels import IntegerBackend
 
 

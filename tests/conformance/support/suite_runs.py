@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.run.options import Options
-from reports.results import Results, read_results
+from fx_quant_conformance.conformance.run.options import Options
+from fx_quant_conformance.reports.results import Results, read_results
 from tests.support.warm_python import run_python
 
 REPO = Path(__file__).resolve().parents[3]

@@ -6,16 +6,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.run.device import ElsewhereError
-from conformance.run.elsewhere import adopt_bundle
-from conformance.run.export import export
-from conformance.run.judging import open_workplaces, rows_of
-from conformance.run.options import CLAIM_TIMEOUTS, Options, raise_usage_error_for
-from conformance.run.session import Run, open_session
-from conformance.run.workplaces import Workplaces
-from conformance.vectors.runner import run_bundle
-from reports.schema import Judged
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.run.device import ElsewhereError
+from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle
+from fx_quant_conformance.conformance.run.export import export
+from fx_quant_conformance.conformance.run.judging import open_workplaces, rows_of
+from fx_quant_conformance.conformance.run.options import CLAIM_TIMEOUTS, Options, raise_usage_error_for
+from fx_quant_conformance.conformance.run.session import Run, open_session
+from fx_quant_conformance.conformance.run.workplaces import Workplaces
+from fx_quant_conformance.conformance.vectors.runner import run_bundle
+from fx_quant_conformance.reports.schema import Judged
+from fx_quant_conformance.reports.verdicts import Verdict
 
 ADD = "torch.add/static:in=quint8,w=*,b=*,out=quint8/ptq/no_weight"
 LINEAR = "nn.Linear/static:in=quint8,w=qint8,b=float32,out=quint8/ptq/per_tensor_symmetric"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from backends.base import Backend, Representation
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance.backends.base import Backend, Representation
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 

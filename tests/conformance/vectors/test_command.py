@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.run.judging import open_workplaces, rows_of
-from conformance.run.options import Options
-from conformance.run.session import open_session
-from conformance.vectors.command import CommandError, read_settings
-from conformance.vectors.files import remove
-from reports.results import read_results
-from reports.schema import Judged
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.run.judging import open_workplaces, rows_of
+from fx_quant_conformance.conformance.run.options import Options
+from fx_quant_conformance.conformance.run.session import open_session
+from fx_quant_conformance.conformance.vectors.command import CommandError, read_settings
+from fx_quant_conformance.conformance.vectors.files import remove
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.schema import Judged
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.vectors.board import REFUSES
 from tests.conformance.vectors.bundles import answer_bundle, make_options, write_bundle
 from tests.support.warm_python import run_python
@@ -87,7 +87,7 @@ def write_command(
     words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
     known = {
         "name": "a_board",
-        "config": "backends.reference:ReferenceBackend",
+        "config": "fx_quant_conformance.backends.reference:ReferenceBackend",
         "command": words,
         "timeout": 3,
         "batch": 8,

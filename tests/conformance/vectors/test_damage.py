@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.vectors.bundle import read_bundle
-from conformance.vectors.files import pack_arrays, remove, unpack_arrays
-from conformance.vectors.outputs import HandedIn
-from reports.reading import FileFault
-from reports.verdicts import PASSING, Verdict
+from fx_quant_conformance.conformance.vectors.bundle import read_bundle
+from fx_quant_conformance.conformance.vectors.files import pack_arrays, remove, unpack_arrays
+from fx_quant_conformance.conformance.vectors.outputs import HandedIn
+from fx_quant_conformance.reports.reading import FileFault
+from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 from tests.conformance.vectors.bundles import ADD, answer_bundle, judge_bundle, write_bundle
 from tests.conformance.vectors.conftest import Made
 from tests.support.warm_python import run_python

@@ -17,15 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Representation
-from backends.discovery import find_backend
-from conformance.run.device import ElsewhereError
-from conformance.run.elsewhere import adopt_bundle, open_vectors
-from conformance.run.export import ExportError, export
-from conformance.run.session import digest_code, open_session
-from conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
-from conformance.vectors.formats import FormatError, choose_form, choose_formats
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends.base import Representation
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.conformance.run.device import ElsewhereError
+from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle, open_vectors
+from fx_quant_conformance.conformance.run.export import ExportError, export
+from fx_quant_conformance.conformance.run.session import digest_code, open_session
+from fx_quant_conformance.conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
+from fx_quant_conformance.conformance.vectors.formats import FormatError, choose_form, choose_formats
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle, make_options, write_bundle
 from tests.conformance.vectors.conftest import Made
 

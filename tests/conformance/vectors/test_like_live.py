@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from conformance.machine.isa import LEVELS
-from conformance.run.elsewhere import adopt_bundle
-from conformance.run.export import export
-from conformance.run.judging import open_workplaces
-from conformance.run.session import open_session
-from conformance.vectors.bundle import read_bundle
-from conformance.vectors.files import digest_folder
-from reports.decision import list_untried
-from reports.handed_in import BUNDLE, HANDED_IN
-from reports.merge import merge
-from reports.results import read_results
-from reports.shard import Shard
-from reports.verdicts import Verdict
+from fx_quant_conformance.conformance.machine.isa import LEVELS
+from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle
+from fx_quant_conformance.conformance.run.export import export
+from fx_quant_conformance.conformance.run.judging import open_workplaces
+from fx_quant_conformance.conformance.run.session import open_session
+from fx_quant_conformance.conformance.vectors.bundle import read_bundle
+from fx_quant_conformance.conformance.vectors.files import digest_folder
+from fx_quant_conformance.reports.decision import list_untried
+from fx_quant_conformance.reports.handed_in import BUNDLE, HANDED_IN
+from fx_quant_conformance.reports.merge import merge
+from fx_quant_conformance.reports.results import read_results
+from fx_quant_conformance.reports.shard import Shard
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.vectors.bundles import ADD, judge_all, judge_bundle, make_options
 from tests.conformance.vectors.conftest import Made
 from tests.conftest import Runs

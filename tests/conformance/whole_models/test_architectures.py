@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from backends.native_tables import NativeName, native_config
-from backends.qnnpack import QnnpackBackend
-from conformance.claims.claim import Flow, enumerate_claims
-from conformance.stages.bench import Bench
-from conformance.stages.meaning import tensors_of
-from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.jobs import unit_of
-from conformance.whole_models.setups import ModelSetup, activation_dtypes_of, make_mapping
-from conformance.whole_models.subgraphs import cut_subgraphs
-from conformance.whole_models.units import quantize_model
-from refimpl import explain
-from refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.backends.native_tables import NativeName, native_config
+from fx_quant_conformance.backends.qnnpack import QnnpackBackend
+from fx_quant_conformance.conformance.claims.claim import Flow, enumerate_claims
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.meaning import tensors_of
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup, activation_dtypes_of, make_mapping
+from fx_quant_conformance.conformance.whole_models.subgraphs import cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.units import quantize_model
+from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)

@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.discovery import find_backend
-from backends.torch_engine import engine
-from conformance.claims.claim import enumerate_claims
-from conformance.machine.fault import Fault, FaultFound
-from conformance.stages.bench import Bench
-from conformance.stages.unrounded import without_observers, without_roundings
-from conformance.whole_models import units
-from conformance.whole_models.architectures import ARCHITECTURES, settle
-from conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
-from conformance.whole_models.jobs import unit_of
-from conformance.whole_models.setups import ModelSetup
-from conformance.whole_models.units import ModelUnit, quantize_model
-from refimpl import (
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.unrounded import without_observers, without_roundings
+from fx_quant_conformance.conformance.whole_models import units
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, settle
+from fx_quant_conformance.conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.conformance.whole_models.units import ModelUnit, quantize_model
+from fx_quant_conformance.refimpl import (
     ConvertCustomConfig,
     MinMaxObserver,
     PrepareCustomConfig,
@@ -36,9 +36,9 @@ from refimpl import (
     prepare_fx,
     prepare_qat_fx,
 )
-from refimpl.invariants import is_dequantize, is_quantize
-from refimpl.tracing import layer_of
-from reports.verdicts import Verdict
+from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.tracing import layer_of
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, PER_CHANNEL, dynamic
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend, QuantizedWeighed, Weighed
 

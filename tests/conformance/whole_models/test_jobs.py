@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends import base
-from backends.base import Execution
-from backends.fbgemm import FbgemmBackend
-from backends.native_tables import native_config
-from backends.onednn import OnednnBackend
-from backends.reference import ReferenceBackend
-from conformance.ops.op_model import Input
-from conformance.oracle.evaluate import Walk
-from conformance.pipeline.job import Job
-from conformance.stages.bench import Bench
-from conformance.whole_models import jobs as model_jobs
-from conformance.whole_models import judging
-from conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from conformance.whole_models.judging import verify_model
-from conformance.whole_models.setups import EXTENTS
-from conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
-from refimpl import BackendConfig
-from refimpl.patterns import pattern_name
-from reports.schema import Check, Measurement, ModelResult
-from reports.verdicts import Verdict
+from fx_quant_conformance.backends import base
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.backends.fbgemm import FbgemmBackend
+from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.onednn import OnednnBackend
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.ops.op_model import Input
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.pipeline.job import Job
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models import jobs as model_jobs
+from fx_quant_conformance.conformance.whole_models import judging
+from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
+from fx_quant_conformance.conformance.whole_models.judging import verify_model
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS
+from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.reports.schema import Check, Measurement, ModelResult
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.told import name_ops
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from backends.discovery import find_backend
-from backends.lowering import lower_reference
-from conformance.whole_models.subgraphs import cut_subgraphs
-from refimpl import (
+from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.lowering import lower_reference
+from fx_quant_conformance.conformance.whole_models.subgraphs import cut_subgraphs
+from fx_quant_conformance.refimpl import (
     QConfigMapping,
     convert_to_reference_decomposed_fx,
     get_default_qconfig,

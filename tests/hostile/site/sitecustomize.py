@@ -16,7 +16,7 @@ if "JUDGE_PATCH" in os.environ:
     def run_and_patch(loader: SourceFileLoader, module: ModuleType) -> None:
         """Run a module's code; change the judge's."""
         run_module(loader, module)
-        if module.__name__ == "conformance.run.judge":
+        if module.__name__ == "fx_quant_conformance.conformance.run.judge":
             import_module(os.environ["JUDGE_PATCH"]).patch(module)
 
     SourceFileLoader.exec_module = run_and_patch  # type: ignore[assignment]

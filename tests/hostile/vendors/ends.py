@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from backends.base import Capabilities
-from refimpl import BackendConfig
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.refimpl import BackendConfig
 from tests.conformance.support.fake_backends.fakes import Good
 
 WAYS: dict[str, Callable[[], object]] = {

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.claims.claim import Claim
-from conformance.machine.messages import Begin
-from conformance.pipeline.claim_run import ClaimMessage, run_claim
-from conformance.remote.client import RemoteBackend
-from conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.claims.claim import Claim
+from fx_quant_conformance.conformance.machine.messages import Begin
+from fx_quant_conformance.conformance.pipeline.claim_run import ClaimMessage, run_claim
+from fx_quant_conformance.conformance.remote.client import RemoteBackend
+from fx_quant_conformance.conformance.stages.bench import Bench
 
 WAYS: dict[str, Callable[[], object]] = {
     "segfault": lambda: ctypes.string_at(0),

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-import conformance.stages.comparison as comparison
-import conformance.stages.numerics as numerics
-import reports.writer as writer
-from backends.base import Capabilities
-from reports.schema import ClaimResult
-from reports.verdicts import Verdict
+import fx_quant_conformance.conformance.stages.comparison as comparison
+import fx_quant_conformance.conformance.stages.numerics as numerics
+import fx_quant_conformance.reports.writer as writer
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.reports.schema import ClaimResult
+from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.fakes import Good
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Capabilities, Execution, UnsupportedPattern
-from refimpl import BackendConfig, BackendPatternConfig
+from fx_quant_conformance.backends.base import Capabilities, Execution, UnsupportedPattern
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig
 from tests.conformance.support.fake_backends.fakes import INT8, Good
 
 EVIL = "\n::error file=a.py::owned\n  ##[error]owned\r\n\x1b]0;owned\x07\x1b[2J\x9b31m \u202e \u2028::warning::owned\n"

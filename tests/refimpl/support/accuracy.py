@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import refimpl
-from backends.torch_engine import engine as engine_of
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.torch_engine import engine as engine_of
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.parity import torn
 from tests.refimpl.support.ratios import CONFIGS, decibels

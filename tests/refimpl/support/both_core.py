@@ -9,7 +9,7 @@ import torch
 import torch.ao.quantization.fx.custom_config as torch_custom
 from torch import nn
 
-import refimpl
+from fx_quant_conformance import refimpl
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.parity import Batches, Case, Recipe, parity
 

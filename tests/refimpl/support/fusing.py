@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from refimpl import BackendConfig, BackendPatternConfig
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig
 from tests.refimpl.support.zoo_basic import settle
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(1))

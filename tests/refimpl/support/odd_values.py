@@ -15,9 +15,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import refimpl
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, QConfig, QConfigMapping, QuantType
-from refimpl.custom_config import StandaloneModuleConfigEntry
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    QConfig,
+    QConfigMapping,
+    QuantType,
+)
+from fx_quant_conformance.refimpl.custom_config import StandaloneModuleConfigEntry
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, X
 

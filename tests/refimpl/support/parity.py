@@ -19,8 +19,8 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-import refimpl
-from backends.torch_engine import engine
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.backends.torch_engine import engine
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.canonical import Line, canonical, difference, text_of
 from tests.refimpl.support.ratios import decibels

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver
-from refimpl.qconfig import QConfig
+from fx_quant_conformance.refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver
+from fx_quant_conformance.refimpl.qconfig import QConfig
 
 
 def minmax_qconfig(

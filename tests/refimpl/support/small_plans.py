@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import refimpl
-from refimpl import QConfigMapping
-from refimpl.plan import Plan
+from fx_quant_conformance import refimpl
+from fx_quant_conformance.refimpl import QConfigMapping
+from fx_quant_conformance.refimpl.plan import Plan
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance.whole_models import zoo as published
+from fx_quant_conformance.conformance.whole_models import zoo as published
 from tests.refimpl.support import zoo_basic as basic
 from tests.refimpl.support import zoo_features as features
 from tests.refimpl.support import zoo_recipes as recipes

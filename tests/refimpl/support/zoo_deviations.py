@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from refimpl.releases import has
+from fx_quant_conformance.refimpl.releases import has
 from tests.refimpl.support.graph_generator import Program, Step
 from tests.refimpl.support.graph_ops import OPS
 from tests.refimpl.support.parity import STAGES, Run

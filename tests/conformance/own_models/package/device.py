@@ -10,10 +10,10 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
-from backends.base import Execution, Representation
-from backends.exporting import Compiled
-from backends.qnnpack import QnnpackBackend
-from backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.base import Execution, Representation
+from fx_quant_conformance.backends.exporting import Compiled
+from fx_quant_conformance.backends.qnnpack import QnnpackBackend
+from fx_quant_conformance.backends.reference import ReferenceBackend
 
 
 class Device(QnnpackBackend):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from conformance.vendor import GivenModel
-from refimpl import QConfigMapping, get_default_qconfig_mapping
+from fx_quant_conformance import GivenModel
+from fx_quant_conformance.refimpl import QConfigMapping, get_default_qconfig_mapping
 
 
 class Small(nn.Module):
@@ -203,8 +203,8 @@ def attending() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def _change_flow(name: str, change: Callable[[Any], object]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Change what a step of the flow makes, in the judge's process, which imports this. Returns a model."""
-    from conformance.stages import bench
-    from conformance.whole_models import units
+    from fx_quant_conformance.conformance.stages import bench
+    from fx_quant_conformance.conformance.whole_models import units
 
     owner: Any = {"prepare_fx": units, "convert": bench.Bench}[name]
     honest = getattr(owner, name)

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Capabilities, Execution, Representation, UnsupportedPattern
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation, UnsupportedPattern
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 
 INT8 = DTypeConfig(
     input_dtype=torch.quint8, output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from backends.base import Backend, Representation
-from conformance.vendor import register
-from refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance import register
+from fx_quant_conformance.backends.base import Backend, Representation
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 
 
 class Shift(nn.Module):

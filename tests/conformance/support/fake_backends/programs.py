@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from backends.base import Capabilities, Execution, Representation
-from backends.exporting import Compiled
+from fx_quant_conformance.backends.base import Capabilities, Execution, Representation
+from fx_quant_conformance.backends.exporting import Compiled
 from tests.conformance.support.fake_backends.faulty_graphs import Honest
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import Execution
-from backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.backends.reference import ReferenceBackend
 from tests.conformance.support.told import name_ops
 
 

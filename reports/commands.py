@@ -1,48 +1,39 @@
-# PYTHON_ARGCOMPLETE_OK
-"""`python -m reports`: generates every report from results files, without torch.
+"""``fx-quant-conformance report``: generates every report from results files, without torch.
 
 Exit status: 0 success; 1 the run did not pass, something got worse, or a certificate does not hold; 2 a file cannot
-be read or written, or --rerun not run; 3 a certificate holds, with doubts; 4 what an earlier version had.
+be read or written, or --rerun not run; 3 a certificate holds, with doubts; 4 a usage error, and what is gone.
 """
 
-# ruff: noqa: E402
 from __future__ import annotations
-
-import os
-import sys
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if __name__ == "__main__" and os.getcwd() != _HERE:
-    # Python looks for modules in the current folder, which may be a certificate's: nothing is imported from there.
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
 
 import argparse
 import io
+import os
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from reports.baseline import compare_with_baseline, is_baseline, write_baseline
-from reports.certificate import (
+from fx_quant_conformance.reports.baseline import compare_with_baseline, is_baseline, write_baseline
+from fx_quant_conformance.reports.certificate import (
     WAIVERS,
     NotCertified,
     certify,
     format_signature,
     verify,
 )
-from reports.compare import render_board
-from reports.completion import complete, find_removed
-from reports.decision import list_company
-from reports.diff import compare_runs, diff_text, read_baseline
-from reports.digest import count_line, verdict_line
-from reports.html import render_html
-from reports.markdown import markdown
-from reports.merge import merge
-from reports.rerun import draw, rerun
-from reports.results import OtherVersionError, Results, ResultsError, read_results
-from reports.terminal import summary
-from reports.text import join_lines
-from reports.verdicts import Outcome
+from fx_quant_conformance.reports.compare import render_board
+from fx_quant_conformance.reports.decision import list_company
+from fx_quant_conformance.reports.diff import compare_runs, diff_text, read_baseline
+from fx_quant_conformance.reports.digest import count_line, verdict_line
+from fx_quant_conformance.reports.html import render_html
+from fx_quant_conformance.reports.markdown import markdown
+from fx_quant_conformance.reports.merge import merge
+from fx_quant_conformance.reports.rerun import draw, rerun
+from fx_quant_conformance.reports.results import OtherVersionError, Results, ResultsError, read_results
+from fx_quant_conformance.reports.terminal import summary
+from fx_quant_conformance.reports.text import join_lines
+from fx_quant_conformance.reports.verdicts import Outcome
 
 OK, FAILED, UNUSABLE, PARTLY, USAGE = 0, 1, 2, 3, 4
 REMOVED = {
@@ -61,20 +52,13 @@ BUILD = Path("build")
 _HOLDS = {OK: "holds", FAILED: "does not hold", PARTLY: "holds, with doubts"}
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports") -> int:
-    """Run one command; return the exit status. ``prog``: how the user calls it."""
-    parser = _make_parser(prog)
-    complete(parser)
-    words = sys.argv[1:] if arguments is None else arguments
-    if gone := find_removed(words, REMOVED):
-        print(f"{prog}: {gone}", file=sys.stderr)
-        return USAGE
-    options = parser.parse_args(words)
+def _answer(options: argparse.Namespace) -> int:
+    """Run a command; return the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    run: Callable[[argparse.Namespace], int] = options.run
+    report: Callable[[argparse.Namespace], int] = options.report
     try:
-        return run(options)
+        return report(options)
     except ResultsError as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return USAGE if isinstance(error, OtherVersionError) else UNUSABLE
@@ -200,15 +184,15 @@ def _write_file(target: Path, text: str, *sources: Path) -> None:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
 
 
-def _make_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Reports from results files; FILE is a results.jsonl, or one as .xz."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands about results files to the parser of ``report``."""
+    parser.description = "Reports from results files; FILE is a results.jsonl, or one as .xz."
+    parser.set_defaults(run=_answer)
+    commands = parser.add_subparsers(dest="about", metavar="COMMAND", required=True)
 
     def add_command(run: Callable[[argparse.Namespace], int], name: str, text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        sub.set_defaults(run=run)
+        sub.set_defaults(report=run)
         return sub
 
     for run, name, text, default in (
@@ -246,7 +230,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     sub = add_command(_verify, "verify", "recompute digests, counts and report of a certificate")
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--rerun", type=_parse_count, metavar="N", help="run N claims, drawn at random, again")
-    return parser
 
 
 def _add_output(parser: argparse.ArgumentParser, metavar: str, default: Path) -> None:
@@ -257,7 +240,3 @@ def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found {text!r}")
     return int(text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
