@@ -27,7 +27,7 @@ from torch.onnx._internal.fx.passes.type_promotion import TypePromotionTable
 
 from fx_quant_conformance.backends.exporting import decompose, owner
 from fx_quant_conformance.refimpl import export_reference
-from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 _FLOAT = onnx.TensorProto.FLOAT
 _WHOLE = {onnx.TensorProto.UINT8: (0, 255), onnx.TensorProto.INT8: (-128, 127)}

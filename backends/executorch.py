@@ -32,9 +32,9 @@ from fx_quant_conformance.backends.exporting import (
     owner_of,
 )
 from fx_quant_conformance.refimpl import export_reference
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
-from fx_quant_conformance.refimpl.native import Table
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.config.native import Table
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 S8 = DTypeConfig(torch.qint8, torch.qint8)
 S8_S8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fx_quant_conformance.backends.base import Backend, Representation, Taken
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.exported import CALLED, OF_MODEL
-from fx_quant_conformance.refimpl.native import FAMILIES, Table, config_of
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.native import FAMILIES, Table, config_of
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.exported.exported import CALLED, OF_MODEL
 
 Tensors: TypeAlias = Sequence[Tensor]
 _DECOMPOSE: Callable[[ExportedProgram, Any], ExportedProgram] = ExportedProgram.run_decompositions
@@ -94,7 +94,7 @@ class ExportingBackend(Backend):
     settings: str
     """The runtime's settings that a result depends on, in words; reports show them with the versions."""
     table: Table
-    """The backend claims families of ops (refimpl.native) with these dtypes."""
+    """The backend claims families of ops (refimpl.config.native) with these dtypes."""
     patterns: tuple[str, ...]
     """Globs of the names of the patterns that the backend claims."""
 

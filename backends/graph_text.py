@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 
 MOST_LINES = 60
 

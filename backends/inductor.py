@@ -29,7 +29,7 @@ from fx_quant_conformance.backends import exporting
 from fx_quant_conformance.backends.base import Capabilities, Execution
 from fx_quant_conformance.backends.exporting import Compiled, ExportingBackend, Tensors, leave_nothing, owner_of
 from fx_quant_conformance.refimpl import export_reference
-from fx_quant_conformance.refimpl.native import DYNAMIC_U8_S8, U8, U8_S8, Table
+from fx_quant_conformance.refimpl.config.native import DYNAMIC_U8_S8, U8, U8_S8, Table
 
 TABLE: Table = {
     "conv": (U8_S8,),

@@ -1,8 +1,8 @@
 """The BackendConfigs of torch's native engines by name (CFG-09, DTY-02).
 
 They claim, pair by pair and in the same order, what torch's own configs of these names claim: families of
-`refimpl.native`, and two that only onednn has. The order of the keys is the order of registration (PAT-07); the order
-of the dtype configs is the order of preference (DTY-02).
+`refimpl.config.native`, and two that only onednn has. The order of the keys is the order of registration (PAT-07); the
+order of the dtype configs is the order of preference (DTY-02).
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_quant_conformance.backends.onednn_fusers import conv_add, extra_inputs_getter, root_node_getter
-from fx_quant_conformance.refimpl import native
-from fx_quant_conformance.refimpl.backend_config import BackendConfig
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
-from fx_quant_conformance.refimpl.native import (
+from fx_quant_conformance.refimpl.config import native
+from fx_quant_conformance.refimpl.config.backend_config import BackendConfig
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.config.native import (
     DYNAMIC_F16,
     DYNAMIC_U8_S8,
     LINEAR_SWAP,
@@ -35,7 +34,8 @@ from fx_quant_conformance.refimpl.native import (
     Module,
     Row,
 )
-from fx_quant_conformance.refimpl.patterns import Leaf, MatchAllNode
+from fx_quant_conformance.refimpl.config.patterns import Leaf, MatchAllNode
+from fx_quant_conformance.refimpl.errors import ConfigError
 
 NativeName: TypeAlias = Literal["native", "qnnpack", "fbgemm", "x86", "onednn"]
 

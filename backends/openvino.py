@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from fx_quant_conformance.backends._onnx_backend import OnnxBackend
 from fx_quant_conformance.backends.base import Capabilities, Execution
 from fx_quant_conformance.backends.exporting import LIMITS, Compiled, Tensors, leave_nothing
-from fx_quant_conformance.refimpl.native import U8, U8_S8, Table
+from fx_quant_conformance.refimpl.config.native import U8, U8_S8, Table
 
 TABLE: Table = {
     **dict.fromkeys(("conv", "linear"), (U8_S8,)),

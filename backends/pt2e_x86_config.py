@@ -31,7 +31,7 @@ from fx_quant_conformance.refimpl import (
     MatchAllNode,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
 
 NAME = "pt2e-x86"
 WEIGHT_SCHEMES = ("per_channel_symmetric",)

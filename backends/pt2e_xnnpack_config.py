@@ -35,7 +35,7 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
 
 NAME = "pt2e-xnnpack"
 WEIGHT_SCHEMES = ("per_channel_symmetric", "per_tensor_symmetric")

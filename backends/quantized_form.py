@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from fx_quant_conformance.refimpl.custom_config import QuantType
-from fx_quant_conformance.refimpl.decide import quant_type_of
-from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
-from fx_quant_conformance.refimpl.emit import QuantizedTensors
-from fx_quant_conformance.refimpl.graph_modules import free_name
-from fx_quant_conformance.refimpl.invariants import check_graph, is_dequantize
-from fx_quant_conformance.refimpl.observers import PlaceholderObserver, asks_whole_range
-from fx_quant_conformance.refimpl.plan import PLAN, Plan
-from fx_quant_conformance.refimpl.qparams import QParams, dtype_range, is_quantized_dtype
-from fx_quant_conformance.refimpl.reference import copy_shallow, remove_qconfig
-from fx_quant_conformance.refimpl.tracing import attribute_of, finish, no_collection, notes_of
+from fx_quant_conformance.refimpl.config.custom_config import QuantType
+from fx_quant_conformance.refimpl.convert.emit import QuantizedTensors
+from fx_quant_conformance.refimpl.graph.graph_modules import free_name
+from fx_quant_conformance.refimpl.graph.invariants import check_graph, is_dequantize
+from fx_quant_conformance.refimpl.graph.modules import copy_shallow, remove_qconfig
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of, finish, no_collection, notes_of
+from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.observers import PlaceholderObserver, asks_whole_range
+from fx_quant_conformance.refimpl.observers.qparams import QParams, dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.decide import quant_type_of
+from fx_quant_conformance.refimpl.prepare.plan import PLAN, Plan
 
 _CAST = OPS.convert_element_type.no_fuse
 _NEEDLESS = (OPS.choose_qparams.tensor, OPS.choose_qparams_symmetric.tensor, operator.getitem, "dequantize")

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation, Taken
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig, lower
-from fx_quant_conformance.refimpl.lower import NOT_LOWERED
-from fx_quant_conformance.refimpl.lower_calls import REQUANTIZE
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.lower.calls import REQUANTIZE
+from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
 
 
 @contextmanager

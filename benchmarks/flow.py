@@ -40,7 +40,7 @@ from torch.fx import symbolic_trace
 
 from benchmarks.architectures import ARCHITECTURES
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers.histogram import HistogramObserver
 
 NODES_PER_BLOCK = 8
 STAGES = ("prepare", "prepare + call", "reference", "lowered")

@@ -20,9 +20,9 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.stages.calibration import forget_ranges
-from fx_quant_conformance.refimpl.exported import Unnamed, fold_weights
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.exported.exported import Unnamed, fold_weights
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 
 # -- the two flows -----------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from fx_quant_conformance.conformance.fuzz.graph import Drawing, DrawnGraph, pat
 from fx_quant_conformance.conformance.fuzz.search import make_chooser
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
 from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 
 WITHOUT_OP = ("nn.Identity", ".contiguous")
 """Patterns for which export may write no op, so that PT2E has nothing to quantize."""

@@ -21,7 +21,7 @@ from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import FLOAT_QPARAMS, Claim
 from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
 from fx_quant_conformance.conformance.stages.calibration import leaves_of, mapping_for
-from fx_quant_conformance.refimpl.patterns import leaves
+from fx_quant_conformance.refimpl.config.patterns import leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

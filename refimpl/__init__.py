@@ -8,31 +8,34 @@ from fx_quant_conformance.former import check_name
 
 # first: it says what is missing in a torch that cannot serve
 from fx_quant_conformance.refimpl import releases as _  # noqa: F401
-from fx_quant_conformance.refimpl.backend_config import BackendConfig, BackendPatternConfig, ObservationType
-from fx_quant_conformance.refimpl.convert import (
-    _convert_to_reference_decomposed_fx,
-    convert_to_reference_decomposed_fx,
-    convert_to_reference_fx,
-)
-from fx_quant_conformance.refimpl.custom_config import (
+from fx_quant_conformance.refimpl.config.backend_config import BackendConfig, BackendPatternConfig, ObservationType
+from fx_quant_conformance.refimpl.config.custom_config import (
     ConvertCustomConfig,
     FuseCustomConfig,
     PrepareCustomConfig,
     QuantType,
     StandaloneModuleConfigEntry,
 )
-from fx_quant_conformance.refimpl.default_qconfigs import (
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.native import default_backend_config
+from fx_quant_conformance.refimpl.config.patterns import MatchAllNode
+from fx_quant_conformance.refimpl.config.qconfig import QConfig, QConfigMapping
+from fx_quant_conformance.refimpl.convert.convert import (
+    _convert_to_reference_decomposed_fx,
+    convert_to_reference_decomposed_fx,
+    convert_to_reference_fx,
+)
+from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
+from fx_quant_conformance.refimpl.exported.exported import export_reference
+from fx_quant_conformance.refimpl.fuse.fuse import fuse_fx
+from fx_quant_conformance.refimpl.lower.lower import convert_fx, lower
+from fx_quant_conformance.refimpl.observers.default_qconfigs import (
     get_default_qat_qconfig,
     get_default_qat_qconfig_mapping,
     get_default_qconfig,
     get_default_qconfig_mapping,
 )
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.equalize import EqualizationQConfig, default_equalization_qconfig
-from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
-from fx_quant_conformance.refimpl.explain import DecisionLog
-from fx_quant_conformance.refimpl.exported import export_reference
-from fx_quant_conformance.refimpl.fake_quantize import (
+from fx_quant_conformance.refimpl.observers.fake_quantize import (
     FakeQuantize,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
@@ -41,11 +44,8 @@ from fx_quant_conformance.refimpl.fake_quantize import (
     enable_fake_quant,
     enable_observer,
 )
-from fx_quant_conformance.refimpl.fuse import fuse_fx
-from fx_quant_conformance.refimpl.histogram import HistogramObserver
-from fx_quant_conformance.refimpl.lower import convert_fx, lower
-from fx_quant_conformance.refimpl.native import default_backend_config
-from fx_quant_conformance.refimpl.observers import (
+from fx_quant_conformance.refimpl.observers.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers.observers import (
     FixedQParamsObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -54,10 +54,10 @@ from fx_quant_conformance.refimpl.observers import (
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from fx_quant_conformance.refimpl.patterns import MatchAllNode
-from fx_quant_conformance.refimpl.prepare import prepare_fx, prepare_qat_fx
-from fx_quant_conformance.refimpl.qconfig import QConfig, QConfigMapping
-from fx_quant_conformance.refimpl.quality import LayerQuality, QualityReport, explain
+from fx_quant_conformance.refimpl.prepare.equalize import EqualizationQConfig, default_equalization_qconfig
+from fx_quant_conformance.refimpl.prepare.explain import DecisionLog
+from fx_quant_conformance.refimpl.prepare.prepare import prepare_fx, prepare_qat_fx
+from fx_quant_conformance.refimpl.quality.quality import LayerQuality, QualityReport, explain
 
 __all__ = [  # noqa: RUF022
     "BackendConfig",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fx_quant_conformance.refimpl.decomposed import TORCHS_MODULE
+from fx_quant_conformance.refimpl.observers.decomposed import TORCHS_MODULE
 from fx_quant_conformance.reports.results import Results, read_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +62,7 @@ def test_every_flow_gives_the_same_bits(tmp_path: Path) -> None:
         said[is_removed] = json.loads(done.stdout)
     assert said[True]["outputs"] == said[False]["outputs"]
     assert [len(forms) for forms in said[True]["outputs"].values()] == [3, 3, 3]
-    assert said[True]["registrar"] == "fx_quant_conformance.refimpl.decomposed" and said[True]["left"] == []
+    assert said[True]["registrar"] == "fx_quant_conformance.refimpl.observers.decomposed" and said[True]["left"] == []
     assert said[False]["registrar"] == TORCHS_MODULE and said[False]["left"]
 
 
@@ -86,7 +86,7 @@ def test_a_script_of_a_failure_imports_who_registers_the_operators(tmp_path: Pat
     status, text, report = certify(tmp_path, "--backend=mine:Mine", "--claim=nn.Linear/static*")
     assert status == 1, text
     script = next((report / "scripts").glob("*.py"))
-    assert "import fx_quant_conformance.refimpl.decomposed  # registers the ops" in script.read_text()
+    assert "import fx_quant_conformance.refimpl.observers.decomposed  # registers the ops" in script.read_text()
     done = python(str(script), folder=tmp_path)
     assert done.returncode == 1 and "AssertionError" in done.stderr, done.stderr
 

@@ -15,9 +15,9 @@ from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.conformance.annotations.probe import prepare
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.exported import CALLED, OF_MODEL, export_open
-from fx_quant_conformance.refimpl.exported_calls import ANNOTATION
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.exported.calls import ANNOTATION
+from fx_quant_conformance.refimpl.exported.exported import CALLED, OF_MODEL, export_open
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -16,8 +16,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts
-from fx_quant_conformance.refimpl.exported_calls import ANNOTATION, argument_names_of
+from fx_quant_conformance.refimpl.exported.calls import ANNOTATION, argument_names_of
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
 PATTERN = "pattern"
 """The name of a probe's submodule that is the pattern, apart from what stands before and after it."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probed
 from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
-from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
 _TENSORS = ("inputs", "outputs")
 _TEXTS = ("floats", "inside", "ops", "asking", "silent_takers", "silent_givers")

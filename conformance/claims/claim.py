@@ -31,7 +31,7 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.patterns import leaves, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 
 NO_WEIGHT = "no_weight"
 FLOAT16 = "float16"

@@ -13,8 +13,8 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import fixed_qparams_of
 from fx_quant_conformance.conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
-from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts
-from fx_quant_conformance.refimpl.observers import Constructor, dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.observers.observers import Constructor, dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
 Side = Literal["activation", "weight"]
 """A side of a QConfig."""

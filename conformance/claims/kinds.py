@@ -6,9 +6,9 @@ from enum import Enum
 
 import torch
 
-from fx_quant_conformance.refimpl.dtype_choice import round_to_float32
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
-from fx_quant_conformance.refimpl.observers import is_quantized_dtype
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.dtype_choice import round_to_float32
 
 
 class Kind(Enum):

@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from fx_quant_conformance.backends.base import Taken
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.variants import Fixed, OpSamples
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
 OWN_ARGUMENTS: Mapping[str, str] = {
     "shape": "sizes of the input, all axes; of several inputs, a tuple of these; of linear layers and convolutions "

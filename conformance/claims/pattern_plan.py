@@ -30,7 +30,7 @@ from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
 from fx_quant_conformance.conformance.ops.weighted import count_out_channels
 from fx_quant_conformance.refimpl import MatchAllNode
-from fx_quant_conformance.refimpl.patterns import is_chain, leaf_name, leaves
+from fx_quant_conformance.refimpl.config.patterns import is_chain, leaf_name, leaves
 
 _JOINS = frozenset((torch.add, operator.add, torch.sub, operator.sub, torch.mul, operator.mul))
 """What may join a second input to the result of a chain."""

@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.claims.registry import Registered, registe
 from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.refimpl import ObservationType
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
 # Where the grids lie: zero points in the middle, at both ends and away from them; full, narrow and wide ranges (scales
 # from 2⁻¹² to 2⁴); s_x·s_w / s_y from tiny to above 1; biases up to the end of int32.

@@ -14,10 +14,10 @@ import torch
 
 from fx_quant_conformance.backends.base import Backend
 from fx_quant_conformance.refimpl import ConvertCustomConfig, FakeQuantize, PrepareCustomConfig, QConfig, QConfigError
-from fx_quant_conformance.refimpl.dtype_choice import ObserverReader, QConfigFacts, choose_dtype_config
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
-from fx_quant_conformance.refimpl.observers import Constructor
-from fx_quant_conformance.refimpl.qconfig import as_qconfig
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.config.qconfig import as_qconfig
+from fx_quant_conformance.refimpl.observers.observers import Constructor
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverReader, QConfigFacts, choose_dtype_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

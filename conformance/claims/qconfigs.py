@@ -11,8 +11,8 @@ import torch
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
-from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 
 WEIGHT_OBSERVERS: dict[str, tuple[Any, torch.qscheme]] = {
     "per_tensor_symmetric": (refimpl.MinMaxObserver, torch.per_tensor_symmetric),

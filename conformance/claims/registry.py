@@ -15,7 +15,7 @@ from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
 from fx_quant_conformance.conformance.oracle.table import OP_RULES, add_vendor_rule
 from fx_quant_conformance.refimpl import ConfigError
-from fx_quant_conformance.refimpl.patterns import (
+from fx_quant_conformance.refimpl.config.patterns import (
     Pattern,
     complex_normal_form,
     is_match_all,

@@ -25,7 +25,7 @@ from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
-from fx_quant_conformance.refimpl.patterns import Pattern, leaf_name, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import Pattern, leaf_name, pattern_name
 
 _CONFIGS = ("native", "onednn", "tensorrt", "executorch")
 """The other three of the seven configs, fbgemm, x86 and qnnpack, have no pattern that these do not have."""

@@ -12,8 +12,8 @@ from fx_quant_conformance.conformance.annotations.reading import Observed, Patte
 from fx_quant_conformance.conformance.claims.claim import has_weight
 from fx_quant_conformance.conformance.ops.fused_modules import weight_axis_of
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from fx_quant_conformance.refimpl.patterns import leaves
-from fx_quant_conformance.refimpl.qparams import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.config.patterns import leaves
+from fx_quant_conformance.refimpl.observers.qparams import dtype_range, is_quantized_dtype
 
 NOT_ANNOTATED = "not annotated"
 NO_INPUT = "no input is quantized"

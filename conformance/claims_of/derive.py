@@ -34,7 +34,7 @@ from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.ops.table import WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig
-from fx_quant_conformance.refimpl.patterns import Pattern, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name
 
 _BETWEEN = "only between quantized ops"
 

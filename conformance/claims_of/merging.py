@@ -16,7 +16,7 @@ from fx_quant_conformance.conformance.claims_of.claiming import NOT_ANNOTATED
 from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
 from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 
 _ONE_FLOW = "in one flow only, for which a config has no words"
 

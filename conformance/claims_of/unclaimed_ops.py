@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.pipeline.job import Job
 from fx_quant_conformance.conformance.stages.annotate import ask, request_for
 from fx_quant_conformance.conformance.stages.annotation_edges import form_of
 from fx_quant_conformance.conformance.stages.bench import Bench
-from fx_quant_conformance.refimpl.patterns import Pattern, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name
 from fx_quant_conformance.reports.schema import ModelResult, evidence
 from fx_quant_conformance.reports.verdicts import Verdict
 

@@ -29,8 +29,8 @@ from fx_quant_conformance.refimpl import (
     MatchAllNode,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.fusers import assemble, sequential
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.fusers import assemble, sequential
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
 _REFIMPL = "fx_quant_conformance.refimpl"
 WIDTH = 88

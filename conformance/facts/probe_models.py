@@ -25,7 +25,7 @@ from fx_quant_conformance.conformance.stages.execution import ask_execution
 from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
 from fx_quant_conformance.conformance.stages.state import LoweredModel
 from fx_quant_conformance.refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
-from fx_quant_conformance.refimpl.observers import dtype_range
+from fx_quant_conformance.refimpl.observers.observers import dtype_range
 
 WEIGHT_SCALE = 2.0**-7
 """The scale of every weight: a weight holds 127 steps somewhere, in each channel."""

@@ -40,7 +40,7 @@ from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.conformance.ops.weighted import LayerShape
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
-from fx_quant_conformance.refimpl.patterns import is_chain, leaf_name, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import is_chain, leaf_name, pattern_name
 
 Choose = Callable[[Sequence[Any]], Any]
 """Picks one of several options."""

@@ -18,7 +18,7 @@ from fx_quant_conformance.conformance.ops.op_model import OneInput
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed
 from fx_quant_conformance.conformance.ops.weighted import LayerShape
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
 OptionsFor = Callable[[Any, Shape], list[dict[str, Any]]]
 

@@ -63,9 +63,9 @@ from fx_quant_conformance.conformance.oracle.vendor_modules import (
     require_weight,
     run_in_double,
 )
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.patterns import leaf_name
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError, integers_of
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
-from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 
 class Walker(Protocol):

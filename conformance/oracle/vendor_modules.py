@@ -18,10 +18,10 @@ from torch.fx import GraphModule
 from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value, add_error
 from fx_quant_conformance.conformance.oracle.grids import Grid, NoOracleError
 from fx_quant_conformance.conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES, Operands
-from fx_quant_conformance.refimpl.prepare import PREPARED
-from fx_quant_conformance.refimpl.qparams import dtype_range
-from fx_quant_conformance.refimpl.reference_convs import PLAIN
-from fx_quant_conformance.refimpl.tracing import notes_of
+from fx_quant_conformance.refimpl.convert.reference_convs import PLAIN
+from fx_quant_conformance.refimpl.graph.tracing import notes_of
+from fx_quant_conformance.refimpl.observers.qparams import dtype_range
+from fx_quant_conformance.refimpl.prepare.prepare import PREPARED
 
 _COMPUTES = ("forward", "get_weight", "get_quantized_weight")
 """The methods that say what a reference module computes."""
@@ -54,7 +54,8 @@ def allow_for_clipping(value: Value, weight: Tensor, integers: Tensor, ends: tup
 def find_reference_kind(module: nn.Module) -> type | None:
     """Return the class of torch's that says what a reference module computes; None: it is another, or says it itself.
 
-    Classes of ``refimpl.reference_convs`` mend torch's: they compute what the float module does, as their rule says.
+    Classes of ``refimpl.convert.reference_convs`` mend torch's: they compute what the float module does, as their rule
+    says.
     """
     own = PLAIN.get(type(module), type(module))
     kind = next((each for each in own.__mro__ if each in REFERENCE_MODULES), None)

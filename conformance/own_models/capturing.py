@@ -1,8 +1,8 @@
 """A float model as PT2E captures it: exported by torch.export, its calls read back, so that prepare decides about them.
 
 torch.export runs the model's code, and so takes many a model that torch.fx cannot trace. It writes aten ops; from which
-calls they come is read as `refimpl.pt2e.BackendConfigQuantizer` reads it. A call that does not do what its ops do is
-left as these ops, which no pattern names.
+calls they come is read as `refimpl.exported.pt2e.BackendConfigQuantizer` reads it. A call that does not do what its ops
+do is left as these ops, which no pattern names.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.own_models.given import GivenModel, ModelSpecError
 from fx_quant_conformance.conformance.own_models.multiplications import without_fast_path
 from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
+from fx_quant_conformance.refimpl.config.qconfig import QConfigResolver, as_qconfig_mapping
 from fx_quant_conformance.refimpl.errors import ModelError
-from fx_quant_conformance.refimpl.exported import export_open
-from fx_quant_conformance.refimpl.exported_calls import Calls, read_calls
-from fx_quant_conformance.refimpl.qconfig import QConfigResolver, as_qconfig_mapping
-from fx_quant_conformance.refimpl.tracer import trace
-from fx_quant_conformance.refimpl.tracing import Places, attribute_of, parameter_names_of
+from fx_quant_conformance.refimpl.exported.calls import Calls, read_calls
+from fx_quant_conformance.refimpl.exported.exported import export_open
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, parameter_names_of
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Path: TypeAlias = tuple[int, ...]

@@ -21,7 +21,7 @@ from fx_quant_conformance.backends.names import BackendNotFound, format_error
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.own_models import sets
 from fx_quant_conformance.refimpl import QConfigMapping
-from fx_quant_conformance.refimpl.fusers import find_computed
+from fx_quant_conformance.refimpl.config.fusers import find_computed
 
 GROUP = "fx_quant_conformance.models"
 """The entry-point group of models."""

@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
 from fx_quant_conformance.conformance.stages.state import LoweredModel
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.explain import dtypes_of
+from fx_quant_conformance.refimpl.prepare.explain import dtypes_of
 from fx_quant_conformance.reports.measured import Deployment, Metric, ModelPart
 from fx_quant_conformance.reports.numbers import Number
 from fx_quant_conformance.reports.schema import Check

@@ -10,7 +10,7 @@ from fx_quant_conformance.backends.graph_text import format_graph
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
 from fx_quant_conformance.conformance.stages.state import CaseState
-from fx_quant_conformance.refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.refimpl.fuse.fuse import trace_and_fuse
 
 
 def graphs_of(claim: Claim, state: CaseState) -> dict[str, str]:

@@ -25,14 +25,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from fx_quant_conformance.refimpl import BackendConfig, DTypeWithConstraints, ObservationType
-from fx_quant_conformance.refimpl.patterns import MatchAllNode, is_match_all, leaf_name
+from fx_quant_conformance.refimpl.config.patterns import MatchAllNode, is_match_all, leaf_name
 
 _HOMES = (torch, F, operator, nn, nni, nnqat, nnqatd, nniqat, nnqr)
 """Where the module classes and functions are that a config may name."""
 _ONEDNN = "torch.ao.quantization.backend_config.onednn"
 CALLED = (
-    "fx_quant_conformance.refimpl.fusers.assemble",
-    "fx_quant_conformance.refimpl.fusers.fuse_bn",
+    "fx_quant_conformance.refimpl.config.fusers.assemble",
+    "fx_quant_conformance.refimpl.config.fusers.fuse_bn",
     *(
         f"fx_quant_conformance.backends.onednn_fusers.{name}"
         for name in ("_fuse_add", "_fuse_add_relu", "_at", "_all_at")

@@ -29,8 +29,8 @@ from fx_quant_conformance.conformance.remote.config_data import (
     has_own_code,
 )
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
-from fx_quant_conformance.refimpl.patterns import leaf_name, leaves
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves
 
 _FAULTS = (Exception, SystemExit)
 

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.machine.frames import NoAnswer
-from fx_quant_conformance.refimpl.graph_modules import FlowModule, can_be_saved
+from fx_quant_conformance.refimpl.graph.graph_modules import FlowModule, can_be_saved
 
 _STACK = "nn_module_stack"
 """What a node's meta says of where the node comes from; backends name ops by it."""

@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
 from fx_quant_conformance.conformance.stages.state import CaseState
 from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.vectors.recording import name_case
-from fx_quant_conformance.refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.refimpl.fuse.fuse import trace_and_fuse
 from fx_quant_conformance.reports.results import leading_check
 from fx_quant_conformance.reports.schema import Check, ClaimResult, Where
 from fx_quant_conformance.reports.verdicts import Verdict

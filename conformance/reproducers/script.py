@@ -39,9 +39,9 @@ from fx_quant_conformance.conformance.reproducers.spelling import (
     spell,
 )
 from fx_quant_conformance.conformance.stages.bench import Bench
-from fx_quant_conformance.refimpl.decomposed import REGISTRAR
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.observers.decomposed import REGISTRAR
 from fx_quant_conformance.reports.schema import Check, Where
 from fx_quant_conformance.reports.verdicts import Verdict
 

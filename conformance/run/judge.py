@@ -28,7 +28,7 @@ from fx_quant_conformance.conformance.run.opening import Opened, open_run
 from fx_quant_conformance.conformance.run.options import raise_usage_error_for
 from fx_quant_conformance.conformance.run.setup import OUTLINE, REPRODUCE, Setup
 from fx_quant_conformance.conformance.stages.bench import Bench
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from fx_quant_conformance.reports.codec import Message, row_of
 from fx_quant_conformance.reports.schema import Check, ClaimResult
 

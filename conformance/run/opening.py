@@ -44,7 +44,7 @@ from fx_quant_conformance.conformance.stages.config import plan_claim
 from fx_quant_conformance.conformance.stages.state import gives_quantizer, stages_of
 from fx_quant_conformance.conformance.whole_models import jobs as whole_models
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from fx_quant_conformance.refimpl.releases import list_left_out
 from fx_quant_conformance.reports.results import digest_ids
 from fx_quant_conformance.reports.schema import SCHEMA, Header

@@ -17,14 +17,14 @@ from fx_quant_conformance.conformance.claims.qconfigs import WEIGHT_OBSERVERS
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
-from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
-from fx_quant_conformance.refimpl.dtype_choice import (
+from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.dtype_choice import (
     ObserverFacts,
     QConfigFacts,
     choose_dtype_config,
     is_observed_dtype,
 )
-from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
 from fx_quant_conformance.reports.verdicts import Verdict
 
 _QUANTIZED = {PLAIN_DTYPE[dtype]: dtype for dtype in (torch.quint8, torch.qint8, torch.qint32)}

@@ -16,7 +16,7 @@ from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.ops.op_model import PatternModel
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.patterns import Pattern, leaf_name
+from fx_quant_conformance.refimpl.config.patterns import Pattern, leaf_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from fx_quant_conformance.conformance.claims.quick import Share, shares_of
 from fx_quant_conformance.conformance.oracle.grids import is_static
 from fx_quant_conformance.conformance.remote.executor import executor_of
 from fx_quant_conformance.refimpl import BackendConfig, convert_to_reference_decomposed_fx
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
-from fx_quant_conformance.refimpl.qparams import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.observers.qparams import dtype_range, is_quantized_dtype
 
 
 class Bench:

@@ -26,7 +26,7 @@ from fx_quant_conformance.refimpl import (
     prepare_fx,
     prepare_qat_fx,
 )
-from fx_quant_conformance.refimpl.patterns import is_match_all
+from fx_quant_conformance.refimpl.config.patterns import is_match_all
 
 
 def mapping_for(claim: Claim, case: Case, config: BackendConfig) -> QConfigMapping:

@@ -26,10 +26,10 @@ from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.state import ClaimState
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.backend_config import lint_entry
-from fx_quant_conformance.refimpl.dtype_choice import ObserverReader, choose_dtype_config
-from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
-from fx_quant_conformance.refimpl.patterns import Pattern, is_match_all, leaves, pattern_name
+from fx_quant_conformance.refimpl.config.backend_config import lint_entry
+from fx_quant_conformance.refimpl.config.patterns import Pattern, is_match_all, leaves, pattern_name
+from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverReader, choose_dtype_config
 from fx_quant_conformance.reports.verdicts import Verdict
 
 
@@ -118,7 +118,7 @@ def _find_shadows(entries: Sequence[BackendPatternConfig]) -> Iterator[tuple[Pat
 
 
 def _covers(wide: Pattern, narrow: Pattern) -> bool:
-    """Tell whether `wide` matches wherever `narrow` does, as ``refimpl.matching`` matches. (PAT-03 to PAT-06)"""
+    """Tell whether `wide` matches wherever `narrow` does, as ``refimpl.graph.matching`` matches. (PAT-03 to PAT-06)"""
     if is_match_all(wide) or is_match_all(narrow):
         return is_match_all(wide)
     head, *inner = wide if isinstance(wide, tuple) else (wide,)

@@ -27,9 +27,9 @@ from fx_quant_conformance.conformance.stages.dynamic_checks import check_referen
 from fx_quant_conformance.conformance.stages.fixed_grids import check_fixed_grids
 from fx_quant_conformance.conformance.stages.meaning import run_in_float64
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
-from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
-from fx_quant_conformance.refimpl.invariants import find_observers, is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.observers import is_quantized_dtype
+from fx_quant_conformance.refimpl.graph.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
 
 def convert_to_reference(run: ClaimState, state: CaseState) -> Iterator[Fault]:

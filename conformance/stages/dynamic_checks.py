@@ -18,8 +18,8 @@ from fx_quant_conformance.conformance.claims.qconfigs import dynamic_range_of
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
-from fx_quant_conformance.refimpl.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
 
 
 @guard("prepare.check_prepared_dynamic")

@@ -40,8 +40,8 @@ from fx_quant_conformance.conformance.stages.long_sums import BITS, ROWS, WIDTH,
 from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
 from fx_quant_conformance.conformance.stages.state import ExecutionEvidence
 from fx_quant_conformance.refimpl import RefimplError
-from fx_quant_conformance.refimpl.observers import dtype_range, is_quantized_dtype
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 from fx_quant_conformance.reports.schema import Where
 
 PROBE = Where(case="long sums")

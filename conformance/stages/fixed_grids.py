@@ -16,12 +16,13 @@ from fx_quant_conformance.conformance.claims.kinds import fixed_qparams_of
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.grids import grid_of
-from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, round_to_float32
-from fx_quant_conformance.refimpl.invariants import is_quantize
-from fx_quant_conformance.refimpl.plan import DIFFERENT, PLAN, Decision, Plan, Slot
-from fx_quant_conformance.refimpl.qparams import fill_range, is_quantized_dtype
-from fx_quant_conformance.refimpl.quality_walk import LayerEdge, QualityWalk
-from fx_quant_conformance.refimpl.tracing import notes_of
+from fx_quant_conformance.refimpl.config.backend_config import DIFFERENT
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import notes_of
+from fx_quant_conformance.refimpl.observers.qparams import fill_range, is_quantized_dtype
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts, round_to_float32
+from fx_quant_conformance.refimpl.prepare.plan import PLAN, Decision, Plan, Slot
+from fx_quant_conformance.refimpl.quality.walk import LayerEdge, QualityWalk
 
 
 class FixedGrid(NamedTuple):

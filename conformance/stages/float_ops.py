@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 _NAME = re.compile(r"[\w.]*")
 _REPORT = re.compile(r"(?P<name>[\w.]+)(?: \((?P<kernel>.*?)\))?(?:: (?P<reason>.*))?", re.DOTALL)

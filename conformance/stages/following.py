@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.stages.meaning import format_difference, in_float64, run_in_float32, tensors_of
 from fx_quant_conformance.refimpl import RefimplError
-from fx_quant_conformance.refimpl.plan import OBSERVER_PREFIX, PLAN
-from fx_quant_conformance.refimpl.reference import float_module_of
-from fx_quant_conformance.refimpl.tracer import trace
-from fx_quant_conformance.refimpl.tracing import finish, layer_of, notes_of
+from fx_quant_conformance.refimpl.graph.modules import float_module_of
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracing import OBSERVER_PREFIX, finish, layer_of, notes_of
+from fx_quant_conformance.refimpl.prepare.plan import PLAN
 
 ROUNDING = 2.0**-21
 """Relative error of a folded weight: of the norm's sum, root and quotient, of its weight's product and of the layer's;

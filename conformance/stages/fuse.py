@@ -16,7 +16,7 @@ from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.stages.meaning import format_difference
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.refimpl.fuse.fuse import trace_and_fuse
 
 FUSES_NOTHING = BackendConfig("fuses nothing")
 

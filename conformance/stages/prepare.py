@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.stages.ranges import check_ranges
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from fx_quant_conformance.conformance.stages.unrounded import without_observers
 from fx_quant_conformance.refimpl import ObservationType, RefimplError, explain
-from fx_quant_conformance.refimpl.plan import Decision
+from fx_quant_conformance.refimpl.prepare.plan import Decision
 from fx_quant_conformance.reports.verdicts import Verdict
 
 

@@ -19,9 +19,9 @@ from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.stages.fixed_grids import find_fixed_grids, grid_fixed_for, slot_of, slots_in
 from fx_quant_conformance.refimpl import MinMaxObserver, RefimplError
-from fx_quant_conformance.refimpl.plan import Slot
-from fx_quant_conformance.refimpl.qparams import is_quantized_dtype, read_qparams
-from fx_quant_conformance.refimpl.quality_walk import LayerEdge, OutputGrid, QualityWalk, Reading, copy_tensors, flatten
+from fx_quant_conformance.refimpl.observers.qparams import is_quantized_dtype, read_qparams
+from fx_quant_conformance.refimpl.prepare.plan import Slot
+from fx_quant_conformance.refimpl.quality.walk import LayerEdge, OutputGrid, QualityWalk, Reading, copy_tensors, flatten
 
 Seen: TypeAlias = dict[LayerEdge, tuple[float, float, OutputGrid]]
 """The smallest and the largest value of each observed layer, and its output's grid."""

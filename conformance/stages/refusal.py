@@ -20,8 +20,8 @@ from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.stages.calibration import leaves_of
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, show_graph
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.plan import Decision
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.prepare.plan import Decision
 
 
 def try_edges(run: ClaimState) -> Iterator[Fault]:

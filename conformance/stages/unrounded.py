@@ -16,12 +16,12 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.conformance.stages.meaning import SWITCHES
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.plan import PLAN
-from fx_quant_conformance.refimpl.quality_walk import FLOAT_WEIGHTS
-from fx_quant_conformance.refimpl.reference import float_module_of
-from fx_quant_conformance.refimpl.tracing import layer_of, notes_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.modules import float_module_of
+from fx_quant_conformance.refimpl.graph.tracing import layer_of, notes_of
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
+from fx_quant_conformance.refimpl.prepare.plan import PLAN
+from fx_quant_conformance.refimpl.quality.walk import FLOAT_WEIGHTS
 
 
 def without_observers(prepared: GraphModule) -> GraphModule:

@@ -19,11 +19,11 @@ from torch.fx import GraphModule, Node
 from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
 from fx_quant_conformance.conformance.oracle.vendor_modules import ends_of_weight
 from fx_quant_conformance.conformance.vectors.files import Array, format_json
-from fx_quant_conformance.refimpl.decomposed import PLAIN_DTYPE
-from fx_quant_conformance.refimpl.invariants import is_quantize
-from fx_quant_conformance.refimpl.observers import is_quantized_dtype
-from fx_quant_conformance.refimpl.patterns import leaf_name
-from fx_quant_conformance.refimpl.tracing import attribute_of
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
 Data: TypeAlias = dict[str, Any]
 VERSION = 1

@@ -25,7 +25,7 @@ from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.vectors.graph_data import GraphData, describe_model
 from fx_quant_conformance.conformance.vectors.interval import Interval, interval_of
 from fx_quant_conformance.conformance.vectors.runs import RunsData, key_of
-from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 
 
 @dataclass(kw_only=True)

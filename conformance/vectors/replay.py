@@ -32,7 +32,7 @@ from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.vectors.outputs import HandedIn, Status
 from fx_quant_conformance.conformance.vectors.recording import name_case
 from fx_quant_conformance.conformance.vectors.runs import key_of, read_operand
-from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 from fx_quant_conformance.reports.reading import FileFault
 from fx_quant_conformance.reports.verdicts import Verdict
 

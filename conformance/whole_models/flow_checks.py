@@ -23,10 +23,10 @@ from fx_quant_conformance.conformance.stages.following import find_difference
 from fx_quant_conformance.conformance.stages.prepare import find_change
 from fx_quant_conformance.conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.decomposed import OPS, PLAIN_DTYPE
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.qparams import fill_range, is_quantized_dtype
-from fx_quant_conformance.refimpl.tracing import layer_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import layer_of
+from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.qparams import fill_range, is_quantized_dtype
 from fx_quant_conformance.reports.verdicts import Verdict
 
 TAKES_INTEGERS = READS_SHAPE

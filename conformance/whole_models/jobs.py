@@ -28,7 +28,7 @@ from fx_quant_conformance.conformance.whole_models.judging import judge_model
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, ModelSetup, activation_dtypes_of, setups_of
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.patterns import Leaf
+from fx_quant_conformance.refimpl.config.patterns import Leaf
 from fx_quant_conformance.reports.schema import Measurement, ModelResult
 
 RunModel: TypeAlias = Callable[[tuple[Claim, ...], ModelSetup, Bench], Iterator[Begin | ModelResult | Measurement]]

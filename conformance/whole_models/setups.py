@@ -18,8 +18,8 @@ from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim, Flow
 from fx_quant_conformance.conformance.claims.kinds import Kind
 from fx_quant_conformance.conformance.claims.qconfigs import format_misfit, qconfig_for
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping
-from fx_quant_conformance.refimpl.observers import is_quantized_dtype
-from fx_quant_conformance.refimpl.patterns import Leaf, is_match_all
+from fx_quant_conformance.refimpl.config.patterns import Leaf, is_match_all
+from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
 _KINDS = {Kind.STATIC: 0, Kind.FIXED: 0, Kind.DYNAMIC: 1, Kind.WEIGHT_ONLY: 2}
 _Rank: TypeAlias = tuple[int, bool, bool, bool]

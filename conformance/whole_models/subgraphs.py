@@ -20,10 +20,11 @@ from fx_quant_conformance.conformance.claims.claim import op_moves
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.oracle.grids import is_constant, is_static
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.plan import SHARE, Decision
-from fx_quant_conformance.refimpl.tracing import finish
+from fx_quant_conformance.refimpl.config.backend_config import SHARE
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import finish
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
+from fx_quant_conformance.refimpl.prepare.plan import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

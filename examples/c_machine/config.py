@@ -15,10 +15,10 @@ from torch import nn
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
-from fx_quant_conformance.refimpl.dtype_config import DTypeWithConstraints
-from fx_quant_conformance.refimpl.fusers import sequential
-from fx_quant_conformance.refimpl.native import LINEAR_SWAP, Row, config_of
-from fx_quant_conformance.refimpl.plan import DIFFERENT, SHARE
+from fx_quant_conformance.refimpl.config.backend_config import DIFFERENT, SHARE
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.fusers import sequential
+from fx_quant_conformance.refimpl.config.native import LINEAR_SWAP, Row, config_of
 
 WEIGHTED = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)
 PLAIN = DTypeConfig(torch.qint8, torch.qint8)

@@ -16,15 +16,15 @@ from torch.ao.quantization import backend_config as theirs
 from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 
 from fx_quant_conformance.backends.native_tables import TABLES, NativeName, native_config
-from fx_quant_conformance.refimpl.backend_config import (
+from fx_quant_conformance.refimpl.config.backend_config import (
     BackendConfig,
     BackendPatternConfig,
     ObservationType,
     as_backend_config,
 )
+from fx_quant_conformance.refimpl.config.native import default_backend_config
+from fx_quant_conformance.refimpl.config.patterns import is_match_all, leaves, pattern_name
 from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.native import default_backend_config
-from fx_quant_conformance.refimpl.patterns import is_match_all, leaves, pattern_name
 
 THEIRS: dict[NativeName, Callable[[], theirs.BackendConfig]] = {
     "native": theirs.get_native_backend_config,

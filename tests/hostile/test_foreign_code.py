@@ -21,10 +21,10 @@ pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).resolve().parent / "site"
 DECIDES = """
-import fx_quant_conformance.refimpl.decide
+import fx_quant_conformance.refimpl.prepare.decide
 
-_make_plan = fx_quant_conformance.refimpl.decide.make_plan
-fx_quant_conformance.refimpl.decide.make_plan = lambda *arguments: _make_plan(*arguments)
+_make_plan = fx_quant_conformance.refimpl.prepare.decide.make_plan
+fx_quant_conformance.refimpl.prepare.decide.make_plan = lambda *arguments: _make_plan(*arguments)
 """
 CONFTEST = """
 def pytest_sessionfinish(session):

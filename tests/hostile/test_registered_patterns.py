@@ -20,8 +20,8 @@ from fx_quant_conformance.conformance.oracle import table
 from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from fx_quant_conformance.refimpl.fusers import sequential
-from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.refimpl.config.fusers import sequential
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 from fx_quant_conformance.reports.schema import Check
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference

@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import UnsupportedPattern
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode
-from fx_quant_conformance.refimpl.dtype_config import DTypeWithConstraints as Constraints
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeWithConstraints as Constraints
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from tests.mutants.own_modules import OwnModules, RoundedDown
 from tests.mutants.reference_faults import seed
 from tests.mutants.reference_kernels import Edited, SmallReference, Stepped, config_with, weighted

@@ -145,17 +145,17 @@ def _halved_input(honest: Any, self: Any, value: Node, qparams: Any, *rest: Any)
     return honest(self, value, replace(qparams, scale=qparams.scale / 2) if is_input else qparams, *rest)
 
 
-_WRITE = "fx_quant_conformance.refimpl.emit.Decomposed.write_static"
+_WRITE = "fx_quant_conformance.refimpl.convert.emit.Decomposed.write_static"
 _flow(
     "fixed grid: an observer measures the result",
-    "fx_quant_conformance.refimpl.placing.Placer._add",
+    "fx_quant_conformance.refimpl.prepare.placing.Placer._add",
     _measuring,
     "CVT-01",
     "DTY-05",
 )
 _flow(
     "fixed grid: stands on the input",
-    "fx_quant_conformance.refimpl.placing.Placer._choose_input_constructor",
+    "fx_quant_conformance.refimpl.prepare.placing.Placer._choose_input_constructor",
     _on_input,
     "OBS-14",
 )

@@ -22,7 +22,7 @@ from fx_quant_conformance.refimpl import (
     PerChannelMinMaxObserver,
     QConfig,
 )
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import SmallReference, entries
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints, ObservationType
-from fx_quant_conformance.refimpl.reference import float_module_of
+from fx_quant_conformance.refimpl.graph.modules import float_module_of
 from tests.mutants.reference_kernels import SmallReference, config_with
 from tests.mutation.mutant import Mutant, owner_of
 
@@ -78,42 +78,42 @@ def _on_the_bound(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
 patched(
     "claims",
     "integers beyond the bounds are taken",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _lenient("DTY-03"),
     "DTY-03",
 )
 patched(
     "claims",
     "scales below the bound are taken",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _lenient("DTY-04"),
     "DTY-04",
 )
 patched(
     "claims",
     "other than the fixed qparams are taken",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _lenient("DTY-05"),
     "DTY-05",
 )
 patched(
     "claims",
     "another dtype is taken",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _lenient("DTY-01"),
     "DTY-01",
 )
 patched(
     "claims",
     "dynamic is taken for static",
-    "fx_quant_conformance.refimpl.dtype_choice._find_misfits",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice._find_misfits",
     _lenient("DTY-07"),
     "DTY-07",
 )
 patched(
     "claims",
     "what is exactly on a bound is refused",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _on_the_bound,
     "DTY-02",
 )
@@ -134,7 +134,7 @@ def _no_fine_scales(honest: Any, found: Any, wanted: Any) -> Iterator[Any]:
 patched(
     "claims",
     "small scales within the bound are refused",
-    "fx_quant_conformance.refimpl.dtype_choice.find_violations",
+    "fx_quant_conformance.refimpl.prepare.dtype_choice.find_violations",
     _no_fine_scales,
     "DTY-02",
     make=_fine_scales,
@@ -176,12 +176,16 @@ def _dynamic_output(honest: Any, self: Any, match: Any, decision: Any, inputs: A
 
 
 patched(
-    "sharing", "observers not shared", "fx_quant_conformance.refimpl.placing.Placer._root_of", _never_shared, "OBS-02"
+    "sharing",
+    "observers not shared",
+    "fx_quant_conformance.refimpl.prepare.placing.Placer._root_of",
+    _never_shared,
+    "OBS-02",
 )
 patched(
     "sharing",
     "every output shares its input's observer",
-    "fx_quant_conformance.refimpl.decide._choose_observation_type",
+    "fx_quant_conformance.refimpl.prepare.decide._choose_observation_type",
     _all_share,
     "OBS-01",
     "OBS-07",
@@ -189,7 +193,7 @@ patched(
 patched(
     "structure",
     "only the first input is observed",
-    "fx_quant_conformance.refimpl.placing.Placer._place_inputs",
+    "fx_quant_conformance.refimpl.prepare.placing.Placer._place_inputs",
     _first_input,
     "OBS-01",
     "OBS-02",
@@ -197,7 +201,7 @@ patched(
 patched(
     "dynamic",
     "a dynamic output is observed",
-    "fx_quant_conformance.refimpl.placing.Placer._finish",
+    "fx_quant_conformance.refimpl.prepare.placing.Placer._finish",
     _dynamic_output,
     "OBS-05",
 )
@@ -277,7 +281,7 @@ patched(
     _eps_forgotten,
     "FUS-06",
 )
-_WALK = "fx_quant_conformance.refimpl.convert_walk.ConvertWalk"
+_WALK = "fx_quant_conformance.refimpl.convert.walk.ConvertWalk"
 patched(
     "structure",
     "convert leaves roots in float",
@@ -293,21 +297,21 @@ patched("structure", "convert quantizes no output", f"{_WALK}._write_observer", 
 patched(
     "structure",
     "convert writes another dtype",
-    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
+    "fx_quant_conformance.refimpl.convert.emit.Decomposed.write_static",
     _other_zero,
     "CVT-01",
 )
 patched(
     "structure",
     "convert writes half of each range",
-    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
+    "fx_quant_conformance.refimpl.convert.emit.Decomposed.write_static",
     _other_step(0.5),
     "CVT-01",
 )
 patched(
     "structure",
     "convert writes twice each step",
-    "fx_quant_conformance.refimpl.emit.Decomposed.write_static",
+    "fx_quant_conformance.refimpl.convert.emit.Decomposed.write_static",
     _other_step(2.0),
     "CVT-01",
     claims=MEASURED,
@@ -315,7 +319,7 @@ patched(
 patched(
     "dynamic",
     "convert writes dynamic inputs in 7 bits",
-    "fx_quant_conformance.refimpl.emit.Decomposed.write_dynamic",
+    "fx_quant_conformance.refimpl.convert.emit.Decomposed.write_dynamic",
     _half_range,
     "CVT-03",
 )

@@ -23,8 +23,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from tests.conformance.support.told import name_ops
 
 PATTERNS = frozenset(

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.refimpl.invariants import is_dequantize
-from fx_quant_conformance.refimpl.tracing import layer_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
+from fx_quant_conformance.refimpl.graph.tracing import layer_of
 from tests.mutants.flow_faults import patched
 
 Change = Callable[[Any], object]

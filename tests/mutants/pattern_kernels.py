@@ -20,8 +20,8 @@ from torch.fx import Node
 
 from fx_quant_conformance import register
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, MatchAllNode
-from fx_quant_conformance.refimpl.fusers import sequential
-from fx_quant_conformance.refimpl.invariants import is_quantize
+from fx_quant_conformance.refimpl.config.fusers import sequential
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from tests.mutants.reference_kernels import Stepped, Steps
 
 WEIGHTED = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

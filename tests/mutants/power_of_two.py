@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import UnsupportedPattern
 from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, PerChannelMinMaxObserver, QConfig
-from fx_quant_conformance.refimpl.invariants import is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, small_config
 
 

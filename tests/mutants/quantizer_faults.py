@@ -20,9 +20,9 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.base import Capabilities, QuantizerRequest, Representation
 from fx_quant_conformance.conformance.claims.qconfigs import make_qconfig
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.exported_calls import ANNOTATION
-from fx_quant_conformance.refimpl.patterns import pattern_name
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.exported.calls import ANNOTATION
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 from tests.mutants.reference_kernels import SCHEMES, SmallReference, entries
 from tests.mutation.mutant import Mutant
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.base import Backend, Capabilities
-from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from tests.mutants.reference_kernels import SAMPLE, Edited, Stepped, Wrapped, weighted
 from tests.mutation.mutant import Mutant
 

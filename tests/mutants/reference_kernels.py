@@ -20,8 +20,8 @@ from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 U8, S8, DYNAMIC, HALF, WEIGHT = "u8", "s8", "dynamic", "half", "weight"
 CLAIMED: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.base import Execution
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from tests.conformance.support.told import name_ops
 from tests.mutants.reference_faults import (
     CHOOSES,

@@ -19,7 +19,7 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, small_config
 
 FIXED: dict[type[nn.Module], tuple[float, int]] = {

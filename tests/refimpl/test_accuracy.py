@@ -148,7 +148,7 @@ def test_each_construct_is_prepared_as_it_is(group: str) -> None:
 @pytest.mark.slow
 def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepared model that computes something else, and forms that are worse than torch's, are problems."""
-    monkeypatch.setattr("fx_quant_conformance.refimpl.in_place.make_functional", lambda model: None)
+    monkeypatch.setattr("fx_quant_conformance.refimpl.graph.in_place.make_functional", lambda model: None)
     statement = measure(partial(zoo_constructs.build, "statement"), "x86")
     assert statement.problems() == [] or statement.prepared > 100
     assert min(statement.ours["reference"]) < 20, "the statement is dropped, as torch drops it"

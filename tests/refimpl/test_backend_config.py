@@ -18,10 +18,10 @@ from torch.ao.quantization import backend_config as theirs
 from torch.ao.quantization.backend_config import utils as their_utils
 from torch.ao.quantization.utils import MatchAllNode as TheirMatchAllNode
 
-from fx_quant_conformance.refimpl import backend_config as ours
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config import backend_config as ours
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.patterns import MatchAllNode
 from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.patterns import MatchAllNode
 from tests.refimpl.support.both_configs import as_theirs, config_of, dtype_configs, first, fuse
 
 PATTERNS = (nn.Linear, F.linear, "view", (nn.Conv2d, nn.ReLU), (nn.Conv2d, nn.BatchNorm2d, F.relu))

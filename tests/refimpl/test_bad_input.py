@@ -13,14 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl import (
-    ConfigError,
-    ModelError,
-    QConfig,
-    QConfigError,
-    QConfigMapping,
-    RefimplError,
-)
+from fx_quant_conformance.refimpl import ConfigError, ModelError, QConfig, QConfigError, QConfigMapping, RefimplError
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, X
 

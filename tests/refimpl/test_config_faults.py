@@ -13,8 +13,8 @@ import torch.ao.quantization.quantize_fx  # torch's configs need it loaded befor
 from torch import nn
 from torch.ao.quantization import backend_config as theirs
 
-from fx_quant_conformance.refimpl import backend_config as ours
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.config import backend_config as ours
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
 from fx_quant_conformance.refimpl.errors import ConfigError
 from tests.refimpl.support.both_configs import as_theirs, config_of, fuse
 

@@ -17,7 +17,7 @@ from torch.ao.quantization.fx import _equalize
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import ConfigError, QConfigError
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig

@@ -17,11 +17,11 @@ from torch.ao.quantization.qconfig_mapping import QConfigMapping as TorchMapping
 from torch.ao.quantization.quant_type import QuantType as TorchQuantType
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl import custom_config as ours
-from fx_quant_conformance.refimpl.backend_config import BackendConfig
-from fx_quant_conformance.refimpl.custom_config import QuantType
+from fx_quant_conformance.refimpl.config import custom_config as ours
+from fx_quant_conformance.refimpl.config.backend_config import BackendConfig
+from fx_quant_conformance.refimpl.config.custom_config import QuantType
+from fx_quant_conformance.refimpl.config.qconfig import QConfigMapping
 from fx_quant_conformance.refimpl.errors import ConfigError, QConfigError
-from fx_quant_conformance.refimpl.qconfig import QConfigMapping
 
 INPUTS = (torch.zeros(1, 3),)
 NAMES = ("FuseCustomConfig", "PrepareCustomConfig", "ConvertCustomConfig")

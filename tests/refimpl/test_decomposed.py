@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fx_quant_conformance.refimpl.decomposed import (
+from fx_quant_conformance.refimpl.errors import RefimplError
+from fx_quant_conformance.refimpl.observers.decomposed import (
     OPERATORS,
     OPS,
     REGISTRAR,
@@ -22,7 +23,6 @@ from fx_quant_conformance.refimpl.decomposed import (
     quantize_per_channel,
     quantize_per_tensor,
 )
-from fx_quant_conformance.refimpl.errors import RefimplError
 
 INTEGERS = (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

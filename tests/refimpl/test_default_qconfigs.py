@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.ao.quantization.quantize_fx  # torch's defaults need it loaded before them
 
-from fx_quant_conformance.refimpl import default_qconfigs
 from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.observers import default_qconfigs
 from tests.refimpl.support.both_flows import ENGINES, torch_fakes, torch_mappings, torch_qconfigs, torchs
 
 pytestmark = [

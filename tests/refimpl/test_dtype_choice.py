@@ -23,7 +23,7 @@ from fx_quant_conformance.refimpl import (
     QConfig,
     QConfigMapping,
 )
-from fx_quant_conformance.refimpl.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
+from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts, QConfigFacts, choose_dtype_config
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

@@ -11,7 +11,7 @@ import torch.ao.quantization.quantize_fx  # torch's configs need it loaded befor
 from hypothesis import given
 from torch.ao.quantization import backend_config as theirs
 
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
 from tests.refimpl.support.both_configs import as_theirs, dtype_configs
 
 

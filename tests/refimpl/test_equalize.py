@@ -16,14 +16,14 @@ from torch.fx import GraphModule
 from torch.fx.node import map_arg
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.equalize import (
+from fx_quant_conformance.refimpl.config.qconfig import QConfigMapping
+from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.prepare.equalize import (
     EQUALIZATION,
     EqualizationQConfig,
     InputEqualizationObserver,
     WeightEqualizationObserver,
 )
-from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.qconfig import QConfigMapping
 from tests.refimpl.support.both_equalized import (
     DYNAMIC,
     EVERYWHERE,

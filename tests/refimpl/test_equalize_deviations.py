@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.refimpl.equalize import EqualizationQConfig
+from fx_quant_conformance.refimpl.config.qconfig import QConfigMapping
 from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.qconfig import QConfigMapping
+from fx_quant_conformance.refimpl.prepare.equalize import EqualizationQConfig
 from tests.refimpl.support.both_equalized import (
     EVERYWHERE,
     ONLY_LINEAR,

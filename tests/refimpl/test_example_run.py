@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import BackendPatternConfig, ModelError
-from fx_quant_conformance.refimpl.example_run import Examples, Seen
-from fx_quant_conformance.refimpl.fuse import fuse
-from fx_quant_conformance.refimpl.graph_modules import Draft
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.fuse.fuse import fuse
+from fx_quant_conformance.refimpl.graph.example_run import Examples, Seen
+from fx_quant_conformance.refimpl.graph.graph_modules import Draft
+from fx_quant_conformance.refimpl.graph.tracer import trace
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import config_of
 

@@ -18,8 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import ModelError, QConfig, QConfigMapping, export_reference
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver, PlaceholderObserver
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.observers import (
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+    PlaceholderObserver,
+)
 from tests.support.torchao import require_torchao
 
 ACTIVATION = MinMaxObserver.with_args(dtype=torch.quint8)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fx_quant_conformance.refimpl import fake_quantize, histogram, observers
 from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.fake_quantize import (
+from fx_quant_conformance.refimpl.observers import fake_quantize, histogram, observers
+from fx_quant_conformance.refimpl.observers.fake_quantize import (
     FakeQuantize,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.graph_modules import free_name, free_names
+from fx_quant_conformance.refimpl.graph.graph_modules import free_name, free_names
 from tests.refimpl.support.ratios import decibels, make, run
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))

@@ -18,10 +18,10 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.backends.torch_engine import engine
 from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, ModelError
-from fx_quant_conformance.refimpl.example_run import Examples
-from fx_quant_conformance.refimpl.fuse import fuse
-from fx_quant_conformance.refimpl.tracer import trace
-from fx_quant_conformance.refimpl.tracing import finish
+from fx_quant_conformance.refimpl.fuse.fuse import fuse
+from fx_quant_conformance.refimpl.graph.example_run import Examples
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracing import finish
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.fusing import CUBE, ROWS, Net, X, called, config_of
 

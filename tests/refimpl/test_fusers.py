@@ -18,9 +18,9 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from fx_quant_conformance.backends import onednn_fusers
-from fx_quant_conformance.refimpl import fusers
+from fx_quant_conformance.refimpl.config import fusers
+from fx_quant_conformance.refimpl.config.patterns import MatchAllNode
 from fx_quant_conformance.refimpl.errors import ConfigError, ModelError
-from fx_quant_conformance.refimpl.patterns import MatchAllNode
 
 theirs: Any = fuser_method_mappings
 their_onednn: Any = onednn

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fx_quant_conformance.refimpl import histogram
 from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.histogram import HistogramObserver
-from fx_quant_conformance.refimpl.qparams import read_plain_observers
+from fx_quant_conformance.refimpl.observers import histogram
+from fx_quant_conformance.refimpl.observers.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers.qparams import read_plain_observers
 from fx_quant_conformance.refimpl.releases import has
 from tests.refimpl.support.both_flows import torchs
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engine import engine
-from fx_quant_conformance.refimpl.in_place import trace_values, write_part
-from fx_quant_conformance.refimpl.tracing import is_effect
+from fx_quant_conformance.refimpl.graph.in_place import trace_values, write_part
+from fx_quant_conformance.refimpl.graph.tracing import is_effect
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import decibels, make, run
 from tests.refimpl.support.writes import OUTSIDE, STATEMENTS, Net, Run, counter

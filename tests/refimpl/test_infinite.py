@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.qparams import INFINITE, saw_infinite
+from fx_quant_conformance.refimpl.observers.qparams import INFINITE, saw_infinite
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.invariants import INVARIANTS, InvariantError, check_graph, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import (
+    INVARIANTS,
+    InvariantError,
+    check_graph,
+    is_dequantize,
+    is_quantize,
+)
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.zoo import build_named
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fx_quant_conformance.refimpl import BackendPatternConfig, MatchAllNode
-from fx_quant_conformance.refimpl.matching import Match, find_matches
-from fx_quant_conformance.refimpl.tracer import trace
-from fx_quant_conformance.refimpl.tracing import CALLS, Places, positional_arguments_of
+from fx_quant_conformance.refimpl.graph.matching import Match, find_matches
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracing import CALLS, Places, positional_arguments_of
 from tests.refimpl.support import both_flows as flows
 
 

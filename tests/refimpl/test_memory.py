@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import PrepareCustomConfig, QConfigMapping
-from fx_quant_conformance.refimpl.equalize import default_equalization_qconfig
-from fx_quant_conformance.refimpl.prepare import prepare_fx
+from fx_quant_conformance.refimpl.prepare.equalize import default_equalization_qconfig
+from fx_quant_conformance.refimpl.prepare.prepare import prepare_fx
 
 X = torch.ones(2, 3, 8, 8)
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.graph_modules import ModeConstant
+from fx_quant_conformance.refimpl.graph.graph_modules import ModeConstant
 from tests.refimpl.support.ratios import decibels, make, run, torch_ratios
 
 X = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))

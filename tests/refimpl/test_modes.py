@@ -18,7 +18,7 @@ from torch.ao.quantization.backend_config import native
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engine import engine
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support import parity as parity_of
 from tests.refimpl.support.both_core import NAMED, REFERENCE, Net, X, assert_parity, calls, case, prepared, spots

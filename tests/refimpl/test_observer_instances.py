@@ -16,7 +16,7 @@ from fx_quant_conformance.refimpl import (
     get_default_qat_qconfig_mapping,
     get_default_qconfig_mapping,
 )
-from fx_quant_conformance.refimpl.observers import Constructor
+from fx_quant_conformance.refimpl.observers.observers import Constructor
 
 X = torch.tensor([[-3.0, 1.0], [0.5, 2.0]])
 

@@ -11,16 +11,16 @@ import torch.ao.quantization.quantize_fx  # torch's observers need it loaded bef
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fx_quant_conformance.refimpl import observers
 from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.fake_quantize import FakeQuantize
-from fx_quant_conformance.refimpl.observers import (
+from fx_quant_conformance.refimpl.observers import observers
+from fx_quant_conformance.refimpl.observers.fake_quantize import FakeQuantize
+from fx_quant_conformance.refimpl.observers.observers import (
     Constructor,
     FixedQParamsObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
 )
-from fx_quant_conformance.refimpl.qparams import dtype_range, read_qparams
+from fx_quant_conformance.refimpl.observers.qparams import dtype_range, read_qparams
 from tests.refimpl.support.both_flows import torchs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")  # torch's

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import backend_config as theirs
 
-from fx_quant_conformance.refimpl import backend_config as ours
-from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.patterns import (
+from fx_quant_conformance.refimpl.config import backend_config as ours
+from fx_quant_conformance.refimpl.config.patterns import (
     MatchAllNode,
     is_chain,
     is_match_all,
@@ -21,6 +20,7 @@ from fx_quant_conformance.refimpl.patterns import (
     normal_form,
     pattern_name,
 )
+from fx_quant_conformance.refimpl.errors import ConfigError
 
 PATTERNS = (nn.Linear, F.linear, "view", (nn.Conv2d, nn.ReLU), (nn.Conv2d, nn.BatchNorm2d, F.relu))
 

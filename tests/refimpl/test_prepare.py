@@ -20,7 +20,7 @@ from fx_quant_conformance.refimpl import (
     ObservationType,
     QConfigMapping,
 )
-from fx_quant_conformance.refimpl.plan import Slot
+from fx_quant_conformance.refimpl.prepare.plan import Slot
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import QCONFIG
 from tests.refimpl.support.qconfigs import minmax_qconfig
@@ -237,7 +237,7 @@ def test_observers_follow_the_plan_one_call_per_slot_and_one_instance_per_group(
 @pytest.mark.rule("OBS-15")
 def test_work_is_bounded_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fact about a node is asked a bounded number of times, however many patterns a config has."""
-    from fx_quant_conformance.refimpl.tracing import Places
+    from fx_quant_conformance.refimpl.graph.tracing import Places
 
     asked = {}
     original = Places.object_type_of

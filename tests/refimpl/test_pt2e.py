@@ -22,8 +22,8 @@ from torchao.quantization.pt2e import disable_fake_quant, disable_observer
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.exported_calls import ANNOTATION, read_calls
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.exported.calls import ANNOTATION, read_calls
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 from tests.refimpl.support.folded import Model
 
 NATIVE = refimpl.default_backend_config()
@@ -321,10 +321,10 @@ def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
         "import sys; sys.modules['torchao'] = None\n"
         "import torch, refimpl, fx_quant_conformance.conformance.run.hooks\n"
         "from torch import nn\n"
-        "from fx_quant_conformance.refimpl.pt2e_changes import find_changes\n"
+        "from fx_quant_conformance.refimpl.exported.pt2e_changes import find_changes\n"
         "model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)).eval()\n"
         "print(find_changes(torch.export.export(model, (torch.ones(1, 1, 2, 2),)).module())[0].kind)\n"
-        "try:\n    import fx_quant_conformance.refimpl.pt2e\n"
+        "try:\n    import fx_quant_conformance.refimpl.exported.pt2e\n"
         "except ImportError as error:\n    print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)

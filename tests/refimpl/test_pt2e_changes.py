@@ -22,8 +22,8 @@ from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
-from fx_quant_conformance.refimpl.pt2e_changes import ChangeKind, find_changes
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.exported.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, RIGHT, WRONG, conv, export, integers, norm, of, settle
 
 X86 = refimpl.get_default_qconfig_mapping("x86")

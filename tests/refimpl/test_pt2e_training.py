@@ -25,8 +25,8 @@ from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmet
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
-from fx_quant_conformance.refimpl.pt2e_changes import ChangeKind, find_changes
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.exported.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, Model, conv, export, integers, norm, settle
 from tests.refimpl.test_pt2e_changes import Head
 

@@ -16,8 +16,9 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fx_quant_conformance.refimpl.convert.reference import make_reference
 from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.reference import float_module_of, make_qat_module, make_reference, swap_module
+from fx_quant_conformance.refimpl.graph.modules import float_module_of, make_qat_module, swap_module
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     FORMS,

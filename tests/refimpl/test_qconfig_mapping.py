@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import ConfigError, QConfig, QConfigError, QConfigMapping
-from fx_quant_conformance.refimpl.observers import MinMaxObserver
-from fx_quant_conformance.refimpl.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping
+from fx_quant_conformance.refimpl.config.qconfig import QConfigResolver, as_qconfig, as_qconfig_mapping
+from fx_quant_conformance.refimpl.observers.observers import MinMaxObserver
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import PER_CHANNEL, QCONFIG
 from tests.refimpl.support.qconfigs import minmax_qconfig

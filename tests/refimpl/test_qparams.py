@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from fx_quant_conformance.refimpl import observers
 from fx_quant_conformance.refimpl.errors import QConfigError
-from fx_quant_conformance.refimpl.fake_quantize import (
+from fx_quant_conformance.refimpl.observers import observers
+from fx_quant_conformance.refimpl.observers.fake_quantize import (
     FakeQuantize,
     FixedQParamsFakeQuantize,
     FusedMovingAvgObsFakeQuantize,
 )
-from fx_quant_conformance.refimpl.histogram import HistogramObserver
-from fx_quant_conformance.refimpl.observers import (
+from fx_quant_conformance.refimpl.observers.histogram import HistogramObserver
+from fx_quant_conformance.refimpl.observers.observers import (
     FixedQParamsObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
     PlaceholderObserver,
     ReuseInputObserver,
 )
-from fx_quant_conformance.refimpl.qparams import read_plain_observers, read_qparams
+from fx_quant_conformance.refimpl.observers.qparams import read_plain_observers, read_qparams
 from tests.refimpl.support.both_flows import torch_fakes, torchs
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engine import engine
 from fx_quant_conformance.refimpl import LayerQuality, ModelError, QConfigMapping, QualityReport
-from fx_quant_conformance.refimpl.fake_quantize import disable_fake_quant
+from fx_quant_conformance.refimpl.observers.fake_quantize import disable_fake_quant
 from tests.refimpl.support import both_core as core
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.test_custom_modules import configs

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import QConfigMapping
+from fx_quant_conformance.refimpl.convert.reference import make_reference
 from fx_quant_conformance.refimpl.errors import ConfigError
-from fx_quant_conformance.refimpl.reference import make_reference
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import (
     ENGINES,

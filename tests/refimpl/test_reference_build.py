@@ -14,10 +14,11 @@ import torch.ao.nn.quantized.reference as nnqr
 import torch.ao.quantization.quantize_fx  # torch's observers need it loaded before them
 from torch import Tensor, nn
 
-from fx_quant_conformance.refimpl import QConfig, observers
-from fx_quant_conformance.refimpl.qparams import read_qparams
-from fx_quant_conformance.refimpl.reference import measure_weights
-from fx_quant_conformance.refimpl.reference_build import build_reference, pack_native
+from fx_quant_conformance.refimpl import QConfig
+from fx_quant_conformance.refimpl.convert.reference import measure_weights
+from fx_quant_conformance.refimpl.convert.reference_build import build_reference, pack_native
+from fx_quant_conformance.refimpl.observers import observers
+from fx_quant_conformance.refimpl.observers.qparams import read_qparams
 from tests.refimpl.support.both_flows import torchs
 
 _LAYERS: dict[str, nn.Module] = {

@@ -9,8 +9,9 @@ import torch
 import torch.ao.nn.intrinsic
 from torch import nn
 
+from fx_quant_conformance.refimpl.convert.reference import make_reference
 from fx_quant_conformance.refimpl.errors import ConfigError, QConfigError
-from fx_quant_conformance.refimpl.reference import add_qconfig, make_reference, remove_qconfig
+from fx_quant_conformance.refimpl.graph.modules import add_qconfig, remove_qconfig
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.one_layer import QConfig, references
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.grid_losses import GridLoss, LinearOp, measure_loss, read_linear_op
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.prepare.grid_losses import GridLoss, LinearOp, measure_loss, read_linear_op
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.ratios import make, run, torch_ratios
 

@@ -14,7 +14,7 @@ from torch.fx import Tracer
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import ModelError
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracer import trace
 
 
 def _flatten(x: Tensor) -> Tensor:

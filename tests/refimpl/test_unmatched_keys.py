@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import QConfigMapping
-from fx_quant_conformance.refimpl.qconfig import as_qconfig_mapping, warn_unmatched_keys
+from fx_quant_conformance.refimpl.config.qconfig import as_qconfig_mapping, warn_unmatched_keys
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

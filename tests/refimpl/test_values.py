@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.example_run import Examples
-from fx_quant_conformance.refimpl.tracer import trace
-from fx_quant_conformance.refimpl.values import find_float_tensors
+from fx_quant_conformance.refimpl.graph.example_run import Examples
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.graph.values import find_float_tensors
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, assert_parity
 from tests.refimpl.support.parity import CONVERTS

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.refimpl import QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
-from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 
 CONFIG = native_config("fbgemm")
 

@@ -22,7 +22,7 @@ from fx_quant_conformance.refimpl import (
     export_reference,
     prepare_fx,
 )
-from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import image
 
 pytest.importorskip("executorch")

@@ -16,7 +16,7 @@ from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.inductor import read_execution
 from fx_quant_conformance.backends.lowering import lower_reference
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping
-from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
+from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
 
 pytestmark = pytest.mark.slow

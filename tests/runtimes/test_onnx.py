@@ -21,9 +21,9 @@ from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.exporting import owner_of
 from fx_quant_conformance.backends.lowering import lower_reference
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping, export_reference
-from fx_quant_conformance.refimpl.decomposed import OPS
-from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig_mapping
-from fx_quant_conformance.refimpl.exported import fold_weights
+from fx_quant_conformance.refimpl.exported.exported import fold_weights
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")

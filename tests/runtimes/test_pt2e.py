@@ -20,7 +20,7 @@ from fx_quant_conformance.conformance.annotations.remembered import remember_pat
 from fx_quant_conformance.conformance.claims_of.derive import derive_config
 from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
 from fx_quant_conformance.refimpl import BackendPatternConfig
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 
 X86: dict[str, tuple[Callable[[], Any], bool]] = {
     "make_quantizer": (pt2e_x86.make_quantizer, False),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.decomposed import REGISTRAR
-from fx_quant_conformance.refimpl.default_qconfigs import default_dynamic_qconfig
+from fx_quant_conformance.refimpl.observers.decomposed import REGISTRAR
+from fx_quant_conformance.refimpl.observers.default_qconfigs import default_dynamic_qconfig
 
 FLOWS = {"ptq": "get_default_qconfig", "qat": "get_default_qat_qconfig", "dynamic": ""}
 

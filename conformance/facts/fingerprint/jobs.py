@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.pipeline.job import Job, measuring_job
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
-from fx_quant_conformance.refimpl.patterns import leaves
+from fx_quant_conformance.refimpl.config.patterns import leaves
 from fx_quant_conformance.reports.numbers import Scalar
 from fx_quant_conformance.reports.schema import Measurement
 

@@ -32,7 +32,7 @@ class OnQuantizedPrograms(OnPrograms):
 
     def quantizer(self, request: QuantizerRequest) -> Any:
         """Return the toy NPU's own Quantizer: here that of refimpl, for the claims."""
-        from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer  # needs torchao
+        from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer  # needs torchao
 
         activation = MinMaxObserver.with_args(dtype=torch.qint8)
         weight = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)

@@ -22,7 +22,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt
 from fx_quant_conformance.conformance.annotations import remembered
 from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.refimpl import default_backend_config, get_default_qat_qconfig_mapping
-from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 
 _EXAMPLE = (torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1))
 

@@ -17,7 +17,7 @@ from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inpu
 from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES
 from fx_quant_conformance.conformance.ops.fused_modules import BENDING, EPILOGUES, make_epilogue
 from fx_quant_conformance.refimpl import BackendPatternConfig, MatchAllNode
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.own_entries import U8, U8_S8, OwnEntries, checks_of, claim_of, failures
 from tests.conformance.support.planning import claims_of, planned
 

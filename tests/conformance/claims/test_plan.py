@@ -29,7 +29,7 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     MatchAllNode,
 )
-from fx_quant_conformance.refimpl.patterns import leaves, pattern_name
+from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 from tests.conformance.support.dynamic_flows import flat
 from tests.conformance.support.planning import claim_on, claims_of, names_of, planned
 

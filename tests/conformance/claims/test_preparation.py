@@ -33,7 +33,7 @@ from fx_quant_conformance.refimpl import (
     QConfig,
     QConfigError,
 )
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.reports.schema import Check
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.fake_backends.reporting import ReportingReference

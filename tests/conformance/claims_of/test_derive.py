@@ -26,8 +26,8 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     ObservationType,
 )
-from fx_quant_conformance.refimpl.backend_config import lint_config
-from fx_quant_conformance.refimpl.patterns import Pattern, normal_form
+from fx_quant_conformance.refimpl.config.backend_config import lint_config
+from fx_quant_conformance.refimpl.config.patterns import Pattern, normal_form
 from tests.conformance.support import quantizers as q
 
 DIFFERENT = ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT

@@ -13,8 +13,8 @@ from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, li
 from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
 from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from fx_quant_conformance.refimpl.native import DYNAMIC_U8_S8, U8, U8_S8
-from fx_quant_conformance.refimpl.patterns import Pattern, pattern_name
+from fx_quant_conformance.refimpl.config.native import DYNAMIC_U8_S8, U8, U8_S8
+from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name
 
 BY_PATTERN = {entry.normal_pattern: entry for entry in list_entries()}
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT

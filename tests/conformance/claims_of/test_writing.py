@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.claims_of.writing import render_module, re
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.remote.config_data import config_to_data
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.native import U8, U8_S8
+from fx_quant_conformance.refimpl.config.native import U8, U8_S8
 
 BOUNDED = DTypeConfig(
     DTypeWithConstraints(torch.qint8, -100, 100, scale_min_lower_bound=2**-12),

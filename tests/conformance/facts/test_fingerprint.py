@@ -21,7 +21,7 @@ from fx_quant_conformance.conformance.facts.kernel_models import name_rounding
 from fx_quant_conformance.conformance.facts.probe_models import Unmeasured
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.reports.schema import Measurement
 from tests.mutants.fault_table import FAULTS
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, SilentIntegers, small_config, varied

@@ -13,7 +13,7 @@ from fx_quant_conformance.backends.native_tables import FAMILIES
 from fx_quant_conformance.conformance.ops.activations import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
-from fx_quant_conformance.refimpl.patterns import leaf_name, leaves, normal_form
+from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves, normal_form
 
 NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
 

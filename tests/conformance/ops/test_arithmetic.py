@@ -12,7 +12,7 @@ import torch
 from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.refimpl import ObservationType
-from fx_quant_conformance.refimpl.patterns import leaf_name, leaves
+from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves
 from tests.conformance.support.ops_without_weights import OP_SAMPLES
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.variants import Fixed
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
 from tests.conformance.support.samples_budget import MOST_VARIANTS
 

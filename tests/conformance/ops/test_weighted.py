@@ -22,7 +22,7 @@ from fx_quant_conformance.refimpl import (
     PlaceholderObserver,
     QConfig,
 )
-from fx_quant_conformance.refimpl.patterns import is_chain, leaves
+from fx_quant_conformance.refimpl.config.patterns import is_chain, leaves
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:

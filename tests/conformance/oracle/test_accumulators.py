@@ -14,7 +14,7 @@ from fx_quant_conformance.backends.base import Capabilities, Requantize, Roundin
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import grid_of, is_constant
-from fx_quant_conformance.refimpl.invariants import is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from tests.conformance.support.by_hand import SX, SY, X, Y, quantized, weighted
 from tests.conformance.support.flows import One, Two, drawn_integers, on_grid
 

@@ -16,7 +16,7 @@ from torch.fx import Graph, symbolic_trace
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from fx_quant_conformance.refimpl.decomposed import OPS
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from tests.conformance.support.by_hand import (
     SX,
     SY,

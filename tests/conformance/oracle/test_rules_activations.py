@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.rules_activations import OP_RULES
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
 
 ONE_OF_EACH = {(id(OP_RULES[op]), isinstance(op, type)): op for op in OP_SAMPLES}

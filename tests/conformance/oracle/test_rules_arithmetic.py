@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.rules_arithmetic import OP_RULES
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import One, activation_range, converted, drawn_integers, on_grid
 from tests.conformance.support.ops_without_weights import OP_SAMPLES

@@ -276,8 +276,8 @@ VARIED = ("residual", "chunked", "two_outputs", "functional", "transformer", "ls
 def test_decisions_are_those_of_the_quantizer(architecture: Any) -> None:
     """The Quantizer of the config decides on the same program as prepare does on the captured model."""
     require_torchao()
-    from fx_quant_conformance.refimpl.exported import export_open
-    from fx_quant_conformance.refimpl.pt2e import BackendConfigQuantizer
+    from fx_quant_conformance.refimpl.exported.exported import export_open
+    from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 
     torch.manual_seed(0)
     case = architecture.case()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.conformance.own_models.multiplications import count_multiplications
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracer import trace
 
 
 class Attention(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
 from fx_quant_conformance.conformance.oracle.table import rule_of
 from fx_quant_conformance.refimpl import BackendPatternConfig, ObservationType
-from fx_quant_conformance.refimpl.patterns import leaf_name
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.own_entries import U8, OwnEntries, checks_of, failures
 
 OPS = (

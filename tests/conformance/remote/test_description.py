@@ -32,7 +32,7 @@ from fx_quant_conformance.conformance.remote.description import (
     read_description,
 )
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, MinMaxObserver, QConfig
-from fx_quant_conformance.refimpl.fusers import sequential
+from fx_quant_conformance.refimpl.config.fusers import sequential
 from tests.conformance.support.fake_backends.fakes import INT8, Good
 
 
@@ -136,7 +136,7 @@ FORGED = {
     "a function of the suite": forge("fx_quant_conformance.backends.discovery.find_attribute"),
     "its call": forge("fx_quant_conformance.backends.discovery.find_attribute", EVIL),
     "a call of an op": forge("torch.load", "file"),
-    "a call that calls": forge("fx_quant_conformance.refimpl.fusers.assemble", forge("torch.load")),
+    "a call that calls": forge("fx_quant_conformance.refimpl.config.fusers.assemble", forge("torch.load")),
     "a function of another module": forge("torch.os.system"),
     "a module": forge("torch.nn.functional"),
     "a class of no module": {"name": ["class", "nn.Parameter"]},

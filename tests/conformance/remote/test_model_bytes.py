@@ -14,8 +14,8 @@ from fx_quant_conformance.conformance.pipeline.claim_run import rebuild
 from fx_quant_conformance.conformance.remote.model_bytes import dump_model, load_model
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.meaning import tensors_of
-from fx_quant_conformance.refimpl.lower import lower
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracer import trace
+from fx_quant_conformance.refimpl.lower.lower import lower
 from fx_quant_conformance.reports.schema import Where
 
 _BENCHES = {name: Bench(find_backend(name), seed=0, profile="quick") for name in ("qnnpack", "reference")}

@@ -36,7 +36,7 @@ from fx_quant_conformance.conformance.remote.worker import describe_backend, mak
 from fx_quant_conformance.conformance.stages.annotate import ask
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.lower import lower, run_all
-from fx_quant_conformance.refimpl.tracer import trace
+from fx_quant_conformance.refimpl.graph.tracer import trace
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.support.remote import WorkersBackend, remote_backend
 from tests.support.torchao import needs_torchao

@@ -17,7 +17,7 @@ from fx_quant_conformance.conformance.reproducers.spelling import (
     format_pattern,
 )
 from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
-from fx_quant_conformance.refimpl.fuse import trace_and_fuse
+from fx_quant_conformance.refimpl.fuse.fuse import trace_and_fuse
 from tests.conformance.support.planning import claim_on, planned
 
 

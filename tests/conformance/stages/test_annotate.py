@@ -31,7 +31,7 @@ from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
 from fx_quant_conformance.conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.native import U8_S8
+from fx_quant_conformance.refimpl.config.native import U8_S8
 from fx_quant_conformance.reports.schema import Where
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.quantizers import ByTarget, StaticLinear, aten, derived_bias, weighted

@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
 from fx_quant_conformance.refimpl import MinMaxObserver, QConfig, QConfigMapping, convert_to_reference_fx, prepare_fx
-from fx_quant_conformance.refimpl.invariants import is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from tests.mutants.fixed_grids import SEVEN, FixedGridBackend
 
 BACKENDS: dict[str, Callable[[], Backend]] = {

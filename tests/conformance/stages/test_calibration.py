@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.grids import Grid, grid_of, placeholder_grids
 from fx_quant_conformance.conformance.stages.calibration import prepare_case
 from fx_quant_conformance.refimpl import convert_to_reference_decomposed_fx
-from fx_quant_conformance.refimpl.plan import OBSERVER_PREFIX
+from fx_quant_conformance.refimpl.graph.tracing import OBSERVER_PREFIX
 from tests.conformance.support.flows import input_grids
 
 CONFIG = native_config("qnnpack")

@@ -28,8 +28,8 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     MatchAllNode,
 )
-from fx_quant_conformance.refimpl.backend_config import as_backend_config
-from fx_quant_conformance.refimpl.fusers import fuse_bn, sequential
+from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
+from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
 
 U8 = DTypeConfig(torch.quint8, torch.quint8)
 U8_S8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float)

@@ -15,7 +15,7 @@ from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claim
 from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from fx_quant_conformance.conformance.stages.dynamic_checks import check_prepared_dynamic, check_reference_dynamic
 from fx_quant_conformance.refimpl import QConfigMapping, prepare_fx
-from fx_quant_conformance.refimpl.default_qconfigs import get_default_qconfig
+from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig
 from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, RECURRENT, dynamic, model_of, reference_of
 
 DYNAMIC, HALF, BYTE, NIBBLE = "dynamic:in=quint8", "dynamic:in=float16", "static:in=float32,w=quint8", "w=quint4x2"

@@ -19,12 +19,7 @@ from fx_quant_conformance.conformance.whole_models.architectures import ARCHITEC
 from fx_quant_conformance.conformance.whole_models.jobs import unit_of
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
 from fx_quant_conformance.conformance.whole_models.units import quantize_model
-from fx_quant_conformance.refimpl import (
-    MinMaxObserver,
-    QConfig,
-    QConfigMapping,
-    convert_to_reference_decomposed_fx,
-)
+from fx_quant_conformance.refimpl import MinMaxObserver, QConfig, QConfigMapping, convert_to_reference_decomposed_fx
 from fx_quant_conformance.reports.verdicts import Verdict
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))

@@ -26,23 +26,18 @@ from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.refusal import try_edges
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState
-from fx_quant_conformance.refimpl import (
-    BackendConfig,
-    BackendPatternConfig,
-    DTypeConfig,
-    DTypeWithConstraints,
-    dtype_choice,
-)
-from fx_quant_conformance.refimpl.dtype_choice import (
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config.fusers import fuse_bn
+from fx_quant_conformance.refimpl.prepare import dtype_choice
+from fx_quant_conformance.refimpl.prepare.dtype_choice import (
     Misfit,
     ObserverFacts,
     QConfigFacts,
     Violation,
     choose_dtype_config,
 )
-from fx_quant_conformance.refimpl.fusers import fuse_bn
-from fx_quant_conformance.refimpl.placing import Placer
-from fx_quant_conformance.refimpl.plan import Slot
+from fx_quant_conformance.refimpl.prepare.placing import Placer
+from fx_quant_conformance.refimpl.prepare.plan import Slot
 from tests.conformance.support.own_entries import OwnEntries
 
 SCALE = 2.0**-12

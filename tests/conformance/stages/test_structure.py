@@ -25,14 +25,9 @@ from fx_quant_conformance.conformance.stages.convert import check_meaning, check
 from fx_quant_conformance.conformance.stages.fuse import check_fused
 from fx_quant_conformance.conformance.stages.prepare import check_prepared
 from fx_quant_conformance.conformance.stages.state import CaseState
-from fx_quant_conformance.refimpl import (
-    BackendPatternConfig,
-    DTypeConfig,
-    DTypeWithConstraints,
-    ObservationType,
-)
-from fx_quant_conformance.refimpl.fusers import fold_bn, sequential
-from fx_quant_conformance.refimpl.plan import PLAN
+from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl.config.fusers import fold_bn, sequential
+from fx_quant_conformance.refimpl.prepare.plan import PLAN
 from fx_quant_conformance.reports.schema import Check
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.own_entries import U8, U8_S8, OwnEntries, claim_of

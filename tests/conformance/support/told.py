@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 
 def name_ops(lowered: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.whole_models.setups import ModelSetup, act
 from fx_quant_conformance.conformance.whole_models.subgraphs import cut_subgraphs
 from fx_quant_conformance.conformance.whole_models.units import quantize_model
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)

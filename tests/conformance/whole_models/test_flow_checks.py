@@ -36,8 +36,8 @@ from fx_quant_conformance.refimpl import (
     prepare_fx,
     prepare_qat_fx,
 )
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.tracing import layer_of
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.tracing import layer_of
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.dynamic_flows import BYTES, FLOAT16, NIBBLES, PER_CHANNEL, dynamic
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend, QuantizedWeighed, Weighed

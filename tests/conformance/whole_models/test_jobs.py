@@ -29,7 +29,7 @@ from fx_quant_conformance.conformance.whole_models.judging import verify_model
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.reports.schema import Check, Measurement, ModelResult
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.told import name_ops

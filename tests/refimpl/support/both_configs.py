@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.ao.quantization import backend_config as theirs
 
-from fx_quant_conformance.refimpl import backend_config as ours
-from fx_quant_conformance.refimpl.dtype_config import DTypeConfig, DTypeWithConstraints
+from fx_quant_conformance.refimpl.config import backend_config as ours
+from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
 
 DTYPES = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.float16, torch.float32)
 numbers = st.none() | st.integers(-(2**31), 2**31 - 1)

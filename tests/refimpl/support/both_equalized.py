@@ -14,14 +14,14 @@ from torch.ao.quantization.fx import _equalize
 from torch.fx import GraphModule
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.refimpl.equalize import (
+from fx_quant_conformance.refimpl.config.qconfig import QConfigMapping
+from fx_quant_conformance.refimpl.graph.tracing import draft_of
+from fx_quant_conformance.refimpl.prepare.equalize import (
     EQUALIZATION,
     Equalization,
     convert_equalization,
     default_equalization_qconfig,
 )
-from fx_quant_conformance.refimpl.qconfig import QConfigMapping
-from fx_quant_conformance.refimpl.tracing import draft_of
 
 torchs: Any = observer  # typed as Any: torch's constructors are not annotated
 torch_fakes: Any = fake_quantize

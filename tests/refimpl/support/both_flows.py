@@ -21,8 +21,8 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.native_tables import native_config
-from fx_quant_conformance.refimpl.backend_config import BackendConfig, as_backend_config
-from fx_quant_conformance.refimpl.invariants import is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.config.backend_config import BackendConfig, as_backend_config
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 torchs: Any = observer  # typed as Any: torch's constructors are not annotated
 torch_fakes: Any = fake_quantize

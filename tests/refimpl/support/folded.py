@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fx_quant_conformance.refimpl.pt2e_changes import ChangeKind as Kind
+from fx_quant_conformance.refimpl.exported.pt2e_changes import ChangeKind as Kind
 
 
 class Model(nn.Module):

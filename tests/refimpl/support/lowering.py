@@ -12,7 +12,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.torch_engine import engine as set_engine
-from fx_quant_conformance.refimpl.invariants import is_dequantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 from tests.refimpl.support import both_flows as flows
 
 ENGINES = ("qnnpack", "fbgemm")

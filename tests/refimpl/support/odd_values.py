@@ -24,7 +24,7 @@ from fx_quant_conformance.refimpl import (
     QConfigMapping,
     QuantType,
 )
-from fx_quant_conformance.refimpl.custom_config import StandaloneModuleConfigEntry
+from fx_quant_conformance.refimpl.config.custom_config import StandaloneModuleConfigEntry
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import Net, X
 

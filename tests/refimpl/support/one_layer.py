@@ -11,7 +11,7 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
-from fx_quant_conformance.refimpl.reference import make_reference
+from fx_quant_conformance.refimpl.convert.reference import make_reference
 from tests.refimpl.support import both_flows as flows
 
 NAMED: Any = flows.torch_qconfigs

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fx_quant_conformance.refimpl.observers import MinMaxObserver, PerChannelMinMaxObserver
-from fx_quant_conformance.refimpl.qconfig import QConfig
+from fx_quant_conformance.refimpl.config.qconfig import QConfig
+from fx_quant_conformance.refimpl.observers.observers import MinMaxObserver, PerChannelMinMaxObserver
 
 
 def minmax_qconfig(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import QConfigMapping
-from fx_quant_conformance.refimpl.plan import Plan
+from fx_quant_conformance.refimpl.prepare.plan import Plan
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

@@ -1,0 +1,1 @@
+"""The third pass: a prepared model becomes a reference model."""

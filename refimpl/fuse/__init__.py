@@ -1,0 +1,1 @@
+"""The first pass: what a pattern fuses becomes one module."""

@@ -1,0 +1,1 @@
+"""The fourth pass: a reference model becomes one of the quantized ops of torch's engines."""

@@ -1,0 +1,1 @@
+"""The second pass: what is decided of each match, and where observers go."""

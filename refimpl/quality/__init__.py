@@ -1,0 +1,1 @@
+"""How far a quantized model is from the float one."""
