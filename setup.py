@@ -15,7 +15,9 @@ sys.path.insert(0, str(ROOT))
 
 from fx_quant_conformance.conformance.machine.release import COMMIT, FOLDERS, PACKAGE, read_suite_commit  # noqa: E402
 
-FINDINGS = {Path("docs", "findings.md"): Path(PACKAGE, "backends", "findings.md")}
+FINDINGS = "findings.md"
+NAMING = (Path(PACKAGE, "backends"), Path(PACKAGE, "backends", "torch_engines"))
+"""The folders of waivers, beside which a release has the findings that they name."""
 
 
 def read_origin() -> str:
@@ -44,8 +46,8 @@ class BuildPackages(build_py):
         super().run()
         if not self.editable_mode:
             write_commit(Path(self.build_lib))
-            for source, target in FINDINGS.items():
-                shutil.copyfile(ROOT / source, Path(self.build_lib) / target)
+            for folder in NAMING:
+                shutil.copyfile(ROOT / "docs" / FINDINGS, Path(self.build_lib) / folder / FINDINGS)
 
 
 class SourceDistribution(sdist):

@@ -11,10 +11,10 @@ SHIPPED = {
         f"reference-{name}": f"fx_quant_conformance.backends.reference:Reference{name.capitalize()}"
         for name in ("native", "fbgemm", "x86", "onednn", "tensorrt", "executorch")
     },
-    "qnnpack": "fx_quant_conformance.backends.qnnpack:QnnpackBackend",
-    "fbgemm": "fx_quant_conformance.backends.fbgemm:FbgemmBackend",
-    "x86": "fx_quant_conformance.backends.x86:X86Backend",
-    "onednn": "fx_quant_conformance.backends.onednn:OnednnBackend",
+    "qnnpack": "fx_quant_conformance.backends.torch_engines.qnnpack:QnnpackBackend",
+    "fbgemm": "fx_quant_conformance.backends.torch_engines.fbgemm:FbgemmBackend",
+    "x86": "fx_quant_conformance.backends.torch_engines.x86:X86Backend",
+    "onednn": "fx_quant_conformance.backends.torch_engines.onednn:OnednnBackend",
     "onnxruntime": "fx_quant_conformance.backends.onnxruntime:OnnxRuntimeBackend",
     "onnx-reference": "fx_quant_conformance.backends.onnx_reference:OnnxReferenceBackend",
     "openvino": "fx_quant_conformance.backends.openvino:OpenVinoBackend",

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, Backend, Capabilities, Representation
-from fx_quant_conformance.backends.native_tables import NativeName, native_config
+from fx_quant_conformance.backends.torch_engines.tables import NativeName, native_config
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from fx_quant_conformance.refimpl.config.patterns import pattern_name

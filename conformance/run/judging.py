@@ -40,8 +40,8 @@ from fx_quant_conformance.reports.selection import OWN
 from fx_quant_conformance.reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
-BASELINES = ROOT / "backends" / "baselines"
-"""The folder of the shipped backends' baselines."""
+BASELINES = {path.name: path for path in sorted((ROOT / "backends").glob("**/baselines/*.txt"))}
+"""The files of the shipped backends' baselines, by name."""
 _NOT_WAIVED = "(not waived: "
 
 
@@ -122,7 +122,8 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[l
     drift = Drift()
     if run.options.backend in SHIPPED:
         claims = {claim: seen[claim] for claim in run.outline.claims if claim in seen}
-        drift = compare_baseline(BASELINES / name_file(header), claims, header)
+        name = name_file(header)
+        drift = compare_baseline(BASELINES.get(name, ROOT / "backends" / "baselines" / name), claims, header)
     lost = format_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
     notes = (drift.note, lost, format_missing(run.waivers.entries, header.findings), *run.outline.left_out)
     return [*problems, *drift.differences], [note for note in notes if note]

@@ -15,7 +15,7 @@ from torch import nn
 from torch.ao.quantization import backend_config as theirs
 from torch.ao.quantization.backend_config.x86 import get_x86_backend_config
 
-from fx_quant_conformance.backends.native_tables import TABLES, NativeName, native_config
+from fx_quant_conformance.backends.torch_engines.tables import TABLES, NativeName, native_config
 from fx_quant_conformance.refimpl.config.backend_config import (
     BackendConfig,
     BackendPatternConfig,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from tests.mutants.custom_modules import Bend, ObservedBend, QuantizedBend
 from tests.refimpl.support.qconfigs import minmax_qconfig
 

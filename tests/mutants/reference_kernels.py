@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize

@@ -84,12 +84,10 @@ def test_a_run_from_an_empty_folder(release: Release, empty: Path) -> None:
 
 def test_a_changed_release_is_named_in_the_run(release: Release, empty: Path, tmp_path: Path) -> None:
     site = Path(shutil.copytree(release.site, tmp_path / "site"))
-    with (site / "fx_quant_conformance" / "backends" / "qnnpack.py").open("a") as file:
+    with (site / "fx_quant_conformance" / "backends" / "torch_engines" / "qnnpack.py").open("a") as file:
         file.write("# changed\n")
     done = release.run(*SUITE, "--backend=qnnpack", "--profile=quick", f"--claim={CLAIM}", cwd=empty, site=site)
-    note = (
-        "note: the suite is not as its commit has it: fx_quant_conformance/backends/qnnpack.py differs from its digest"
-    )
+    note = "the suite is not as its commit has it: fx_quant_conformance/backends/torch_engines/qnnpack.py differs"
     assert note in done.stdout
     header = read_results(empty / "build" / "conformance" / "qnnpack" / "results.jsonl").header
     assert header.suite_commit == f"{release.commit}-dirty"

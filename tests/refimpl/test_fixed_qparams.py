@@ -12,7 +12,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.refimpl.observers.observers import FixedQParamsObserver
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_flows import torch_mappings

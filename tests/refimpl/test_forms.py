@@ -11,7 +11,7 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.both_core import NAMED, Net, X, calls, prepared
 

@@ -15,8 +15,8 @@ from torch.ao.quantization.backend_config import get_qnnpack_backend_config
 from torch.fx import GraphModule, symbolic_trace
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.native_tables import native_config
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, ModelError
 from fx_quant_conformance.refimpl.fuse.fuse import fuse
 from fx_quant_conformance.refimpl.graph.example_run import Examples

@@ -11,7 +11,7 @@ import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.refimpl.graph.in_place import trace_values, write_part
 from fx_quant_conformance.refimpl.graph.tracing import is_effect
 from tests.refimpl.support import both_flows as flows

@@ -17,7 +17,7 @@ from torch import nn
 from torch.ao.quantization.backend_config import native
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support import parity as parity_of

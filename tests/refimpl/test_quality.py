@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.refimpl import LayerQuality, ModelError, QConfigMapping, QualityReport
 from fx_quant_conformance.refimpl.observers.fake_quantize import disable_fake_quant
 from tests.refimpl.support import both_core as core

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import QConfigMapping, convert_to_reference_decomposed_fx, prepare_fx
 from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 

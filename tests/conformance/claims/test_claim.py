@@ -18,7 +18,7 @@ from torch import nn
 from torch.ao.nn import qat as nnqat
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import TABLES, native_config
+from fx_quant_conformance.backends.torch_engines.tables import TABLES, native_config
 from fx_quant_conformance.conformance.claims.claim import (
     NO_WEIGHT,
     Claim,
@@ -64,7 +64,7 @@ def test_every_pair_of_a_native_config_is_claimed(name: str) -> None:
 
 _PRINT_CLAIMS = """
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.claims.claim import config_digest, enumerate_claims
 
 both = Capabilities(weight_schemes=("per_tensor_symmetric", "per_channel_symmetric"))

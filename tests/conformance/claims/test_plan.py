@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import TABLES, native_config
+from fx_quant_conformance.backends.torch_engines.tables import TABLES, native_config
 from fx_quant_conformance.conformance.claims.build import Preluded, build_model
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims

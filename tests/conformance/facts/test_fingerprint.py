@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import tests.mutants.integer_faults  # noqa: F401  (enters them in the table)
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution
-from fx_quant_conformance.backends.native_tables import native_config
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.facts.fingerprint import jobs as fingerprint
 from fx_quant_conformance.conformance.facts.fingerprint.jobs import OPS, jobs, list_sites
 from fx_quant_conformance.conformance.facts.kernel_models import name_rounding

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from fx_quant_conformance.backends.base import Backend, Capabilities
-from fx_quant_conformance.backends.qnnpack import QnnpackBackend
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.torch_engines.qnnpack import QnnpackBackend
 from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.case import Case, ValueRange
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims

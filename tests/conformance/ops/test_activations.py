@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.backends.native_tables import FAMILIES
+from fx_quant_conformance.backends.torch_engines.tables import FAMILIES
 from fx_quant_conformance.conformance.ops.activations import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF

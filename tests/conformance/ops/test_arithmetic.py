@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.refimpl import ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves

@@ -11,7 +11,7 @@ import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.fused_modules import EPILOGUES, MEMBERS, QAT_OF
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from fx_quant_conformance.conformance.oracle import recurrent
 from fx_quant_conformance.conformance.oracle.dynamic import leave_in_float

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.conformance.oracle.dynamic import (
     bound_linear_products,
     dynamic_quantize,

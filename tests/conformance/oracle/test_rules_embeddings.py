@@ -13,7 +13,7 @@ from torch import nn
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
 from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk

@@ -61,7 +61,9 @@ def test_a_module_whose_files_are_nowhere_is_an_error(vendor: Path) -> None:
 def test_a_shipped_backend_is_of_the_suite() -> None:
     assert not any(
         place.startswith(str(REPO / "backends"))
-        for place in list_sources("fx_quant_conformance.backends.qnnpack", "fx_quant_conformance.backends.qnnpack")
+        for place in list_sources(
+            "fx_quant_conformance.backends.torch_engines.qnnpack", "fx_quant_conformance.backends.torch_engines.qnnpack"
+        )
     )
 
 

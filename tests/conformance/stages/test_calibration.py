@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.case import Case, ValueRange
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims

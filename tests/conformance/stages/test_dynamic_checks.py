@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, symbolic_trace
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
 from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
 from fx_quant_conformance.conformance.stages.dynamic_checks import check_prepared_dynamic, check_reference_dynamic

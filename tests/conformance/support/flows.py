@@ -10,7 +10,7 @@ from hypothesis import settings
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
 from fx_quant_conformance.refimpl import (
     BackendConfig,

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
 from fx_quant_conformance.conformance.claims.kinds import Kind

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from fx_quant_conformance.backends.native_tables import NativeName, native_config
-from fx_quant_conformance.backends.qnnpack import QnnpackBackend
+from fx_quant_conformance.backends.torch_engines.qnnpack import QnnpackBackend
+from fx_quant_conformance.backends.torch_engines.tables import NativeName, native_config
 from fx_quant_conformance.conformance.claims.claim import Flow, enumerate_claims
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.meaning import tensors_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.discovery import find_backend
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.stages.bench import Bench

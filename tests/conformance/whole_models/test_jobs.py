@@ -14,10 +14,10 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends import base
 from fx_quant_conformance.backends.base import Execution
-from fx_quant_conformance.backends.fbgemm import FbgemmBackend
-from fx_quant_conformance.backends.native_tables import native_config
-from fx_quant_conformance.backends.onednn import OnednnBackend
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.torch_engines.fbgemm import FbgemmBackend
+from fx_quant_conformance.backends.torch_engines.onednn import OnednnBackend
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.pipeline.job import Job

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine as engine_of
+from fx_quant_conformance.backends.torch_engines.engine import engine as engine_of
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.parity import torn
 from tests.refimpl.support.ratios import CONFIGS, decibels

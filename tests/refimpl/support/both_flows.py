@@ -20,7 +20,7 @@ from torch.ao.quantization import fake_quantize, observer, qconfig, qconfig_mapp
 from torch.fx import GraphModule
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl.config.backend_config import BackendConfig, as_backend_config
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 

@@ -11,7 +11,7 @@ import torch
 import torch.ao.quantization.quantize_fx as torch_fx
 from torch import Tensor, nn
 
-from fx_quant_conformance.backends.torch_engine import engine as set_engine
+from fx_quant_conformance.backends.torch_engines.engine import engine as set_engine
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 from tests.refimpl.support import both_flows as flows
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine
+from fx_quant_conformance.backends.torch_engines.engine import engine
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.canonical import Line, canonical, difference, text_of
 from tests.refimpl.support.ratios import decibels

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.backends.torch_engine import engine as engine_of
+from fx_quant_conformance.backends.torch_engines.engine import engine as engine_of
 from tests.refimpl.support import both_flows as flows
 
 CONFIGS = {"x86": "fbgemm", "fbgemm": "fbgemm", "qnnpack": "qnnpack", "onednn": "onednn"}

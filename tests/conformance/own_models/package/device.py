@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten
 
 from fx_quant_conformance.backends.base import Execution, Representation
 from fx_quant_conformance.backends.exporting import Compiled
-from fx_quant_conformance.backends.qnnpack import QnnpackBackend
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.backends.torch_engines.qnnpack import QnnpackBackend
 
 
 class Device(QnnpackBackend):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.backends.torch_engine import TorchEngineBackend, batched_pools
+from fx_quant_conformance.backends.torch_engines.engine import TorchEngineBackend, batched_pools
 
 
 class QnnpackBackend(TorchEngineBackend):

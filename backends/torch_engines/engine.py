@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation, Taken
-from fx_quant_conformance.backends.native_tables import native_config
+from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig, lower
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.lower.calls import REQUANTIZE

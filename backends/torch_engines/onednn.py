@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fx_quant_conformance.backends.torch_engine import TorchEngineBackend
+from fx_quant_conformance.backends.torch_engines.engine import TorchEngineBackend
 
 
 class OnednnBackend(TorchEngineBackend):
