@@ -42,7 +42,10 @@ nitpicky = True  # a reference to an object of ours that is not in the reference
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|nn|collections|pathlib|enum|os|typing|abc)\..*"),  # they have references of their own
     # internal: the text next to each says what to do with it
-    (r"py:class", r"refimpl\.(plan\.Plan|observers\.Constructor)|reports\.codec\.Message"),
+    (
+        r"py:class",
+        r"fx_quant_conformance\.(refimpl\.(prepare\.plan\.Plan|observers\.observers\.Constructor)|reports\.codec\.Message)",
+    ),
 ]
 
 

@@ -1,15 +1,14 @@
 """The suite's package, and what a vendor's own code imports from it: the contract, and `register`.
 
-pytest loads the plugin in every project of an environment, so that nothing here imports torch before it is asked for.
-PYTEST_DONT_REWRITE: the command is imported before pytest, which would warn that it is too late to rewrite assertions.
+Nothing is imported before it is asked for: pytest loads the plugin in every project of an environment, and Python the
+command in a folder whose modules nobody knows (`fx_quant_conformance.__main__`). PYTEST_DONT_REWRITE: the command is
+imported before pytest, which would warn that it is too late to rewrite assertions.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fx_quant_conformance.backends.base import (
         Backend,
         Capabilities,
@@ -49,8 +48,10 @@ _HOMES = {
 """The modules that names come from, if not from the contract."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what a vendor's code asks for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'backends.base')}"), name)

@@ -2,8 +2,6 @@
 """``python -m fx_quant_conformance``: the console command, where its folder is not on the path."""
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import os
 import sys
 

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(asked)
     complete(parser)
     if gone := _find_removed(words):
-        print(f"{NAME}: {gone}", file=sys.stderr)
+        print(gone, file=sys.stderr)
         return USAGE
     try:
         options = parser.parse_args(words)
@@ -101,10 +101,10 @@ def _find_removed(words: Sequence[str]) -> str:
     from fx_quant_conformance.reports.completion import find_removed
 
     if words[:1] != ["report"]:
-        return find_removed(words, _REMOVED)
+        return find_removed(words, _REMOVED, NAME)
     from fx_quant_conformance.reports.commands import REMOVED
 
-    return find_removed(words[1:], REMOVED)
+    return find_removed(words[1:], REMOVED, f"{NAME} report")
 
 
 _REMOVED = {

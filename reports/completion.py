@@ -18,11 +18,11 @@ def complete(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser)
 
 
-def find_removed(words: Sequence[str], removed: Mapping[str, str]) -> str:
+def find_removed(words: Sequence[str], removed: Mapping[str, str], prog: str) -> str:
     """Say which command or option of an earlier version a command line has, and what to do instead; "" if none.
 
-    ``removed``: what to do, by ``command`` or ``command --option``.
+    ``removed``: what to do, by ``command`` or ``command --option``. ``prog``: how the user calls the commands.
     """
     given = [*words[:1], *(f"{words[0]} {word.partition('=')[0]}" for word in words[1:])]
     name = next((name for name in given if name in removed), None)
-    return f"{name} is gone: {removed[name]}" if name else ""
+    return f"{prog}: {name} is gone: {removed[name]}" if name else ""

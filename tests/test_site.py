@@ -68,8 +68,8 @@ def public(module: str) -> set[str]:
 
 
 def test_what_is_documented_of_refimpl_is_what_it_exports(built: Path) -> None:
-    found = {name for name in documented(built) if re.fullmatch(r"refimpl\.\w+", name)}
-    assert found == {f"refimpl.{name}" for name in refimpl.__all__ if not name.startswith("_")}
+    found = {name for name in documented(built) if re.fullmatch(r"fx_quant_conformance\.refimpl\.\w+", name)}
+    assert found == {f"fx_quant_conformance.refimpl.{name}" for name in refimpl.__all__ if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("module", WHOLE)

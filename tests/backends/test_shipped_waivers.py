@@ -31,7 +31,7 @@ ENGINES = (
     "pt2e-xnnpack",
 )
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
-UNWRITTEN = "../../docs/findings.md#69"
+UNWRITTEN = "docs/findings.md#69"
 """What reads memory that nobody wrote fails in some cases now, and in others the next time."""
 PATHS = list(BASELINES.values())
 LAST_LOOKED_AT = date(2026, 11, 22)
@@ -91,7 +91,7 @@ def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> N
         name
         for waiver, names in waivers.find_covered(baseline.deviations).items()
         for name in names
-        if UNWRITTEN in waiver.findings
+        if any(finding.endswith(UNWRITTEN) for finding in waiver.findings)
     }
     failing = {
         name: known.failing

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -297,10 +296,3 @@ def test_a_mutant_whose_claims_are_not_in_its_config_is_not_killed() -> None:
     lost = replace(MUTANTS["rounds twice"], claims=("nn.Nothing/*",))
     found = run_mutant(lost, Task(mutant=lost.name, profile="quick"))
     assert not found.is_killed and "matches no claim" in found.open[0]
-
-
-def test_the_command_of_earlier_releases_names_this_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("fx_quant_conformance.conformance.mutation")
-    assert ended.value.code == command.USAGE
-    assert "is gone: run `python -m tests.mutation`" in capsys.readouterr().err

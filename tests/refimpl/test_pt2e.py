@@ -319,7 +319,7 @@ def test_a_bad_mapping_is_refused_at_once() -> None:
 def test_without_torchao_the_rest_works_and_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['torchao'] = None\n"
-        "import torch, refimpl, fx_quant_conformance.conformance.run.hooks\n"
+        "import torch, fx_quant_conformance.refimpl, fx_quant_conformance.conformance.run.hooks\n"
         "from torch import nn\n"
         "from fx_quant_conformance.refimpl.exported.pt2e_changes import find_changes\n"
         "model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.BatchNorm2d(1)).eval()\n"

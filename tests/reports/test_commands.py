@@ -95,14 +95,14 @@ def test_a_packed_file_is_read_as_the_plain_one(runs: Any, capsys: Any) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["rendre"], ["verify", "x", "--rerun", "0"], ["diff", "a"]])
 def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2 and capsys.readouterr().err.startswith("usage: fx-quant-conformance report")
+    assert main(arguments) == 4 and capsys.readouterr().err.startswith("usage: fx-quant-conformance report")
 
 
 ALONE = """
 import json, sys
-for name in ("torch", "numpy", "conformance", "backends", "refimpl", "pytest"):
+for name in ("conformance", "backends", "refimpl"):
+    sys.modules[f"fx_quant_conformance.{name}"] = None
+for name in ("torch", "numpy", "pytest"):
     sys.modules[name] = None
 from tests.support.reporting import main
 assert [main(words) for words in json.loads(sys.argv[1])] == json.loads(sys.argv[2])

@@ -106,7 +106,7 @@ def certify(file: Path, folder: Path, workers: int, *claims: str) -> dict[str, t
         "-m",
         "pytest",
         "--pyargs",
-        "conformance",
+        "fx_quant_conformance",
         f"--backend=command:{file}",
         "--profile=quick",
         "-q",
