@@ -21,7 +21,10 @@ from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
 from fx_quant_conformance.conformance.ops.op_model import Role
+from fx_quant_conformance.refimpl.exported.exported import open_module
 
+RAISED = "the Quantizer raised"
+"""How the reason begins of what a Quantizer fails on."""
 AT_ONCE = 48
 """How many patterns are probed in one graph."""
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -193,7 +196,7 @@ class Prober:
             if len(models) > 1:
                 return self._halve(models, inputs)
             is_refused = _fails_without(models, inputs, is_qat=self._is_qat)
-            who = "torchao refused it" if is_refused else "the Quantizer raised"
+            who = "torchao refused it" if is_refused else RAISED
             return dict.fromkeys(models, Probed(failure=f"{who}: {_shorten(error)}", is_refused=is_refused))
         return {name: Probed(reading=reading) for name, reading in readings.items()}
 
@@ -219,7 +222,7 @@ def _export(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) -> Any
     values = tuple(value.clone() for name in models for value in inputs[name])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(_Parts(models, counts), values).module()
+        return open_module(torch.export.export(_Parts(models, counts), values))
 
 
 def prepare(program: Any, quantizer: Any, *, is_qat: bool) -> Any:

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from fx_quant_conformance.conformance.annotations.probe import prepare
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.exported.calls import ANNOTATION
-from fx_quant_conformance.refimpl.exported.exported import CALLED, OF_MODEL, export_open
+from fx_quant_conformance.refimpl.exported.exported import CALLED, OF_MODEL, export_open, open_module
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def make_program(
     """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
-    program = export_open(model.eval(), example_inputs, dynamic_batch=dynamic_batch).module()
+    program = open_module(export_open(model.eval(), example_inputs, dynamic_batch=dynamic_batch))
     prepared = prepare(program, _make_reading(quantizer), is_qat=False)
     with torch.no_grad():
         prepared(*example_inputs)

@@ -11,6 +11,7 @@ from typing import Any
 from fx_quant_conformance.backends.discovery import find_attribute
 from fx_quant_conformance.backends.names import BackendNotFound, format_error
 from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, check_torchao
+from fx_quant_conformance.conformance.annotations.probe import RAISED
 from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, count_claims, derive_config
 from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
@@ -125,6 +126,9 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
         claims=int(str(values["claims"])),
         patterns=int(str(values["patterns"])),
     )
+    if values["raised"]:
+        text = f"the Quantizer {str(request)!r} annotates no pattern"
+        raise ProbingFailed(f"{written.table}\n{text}: {values['raised']}")
     if not written.claims:
         raise ProbingFailed(
             f"{written.table}\nthe Quantizer {str(request)!r} annotates none of {written.patterns} patterns: does it "
@@ -157,6 +161,7 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
         "table": render_table(rows),
         "claims": count_claims(rows),
         "patterns": len(rows),
+        "raised": rows[0].reason if rows and all(row.reason.startswith(RAISED) for row in rows) else "",
     }
     yield Measurement(topic=_TOPIC, subject=str(request), values=values)
 

@@ -28,7 +28,7 @@ from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
 from fx_quant_conformance.refimpl.config.qconfig import QConfigResolver, as_qconfig_mapping
 from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.exported.calls import Calls, read_calls
-from fx_quant_conformance.refimpl.exported.exported import export_open
+from fx_quant_conformance.refimpl.exported.exported import export_open, open_module
 from fx_quant_conformance.refimpl.graph.tracer import trace
 from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, parameter_names_of
 
@@ -86,7 +86,7 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
     try:
         model = copy.deepcopy(given.model).eval()
         exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
-        program: Any = exported.module()
+        program = open_module(exported)
     except Exception as error:
         raise ModelSpecError(f"torch.export does not take the model: {format_error(error)}") from error
     try:

@@ -7,6 +7,7 @@ semantics (NUM-01), so that the program holds what a compiler reads: integers an
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -85,6 +86,17 @@ def export_open(model: nn.Module, example_inputs: tuple[Any, ...], *, dynamic_ba
     wrapped.training = False  # alone: a program's module refuses eval()
     with torch.no_grad(), setting:
         return export(wrapped, inputs, dynamic_shapes=(shapes,), strict=False)
+
+
+def open_module(program: ExportedProgram) -> GraphModule:
+    """Return a program's module without the checks of its inputs that torch adds to it, as ExecuTorch does.
+
+    They are calls of a module, which Quantizers refuse, or do not look past. Releases of torch that add none have no
+    argument for it.
+    """
+    adds_checks = "check_guards" in inspect.signature(program.module).parameters
+    module: Any = program.module(check_guards=False) if adds_checks else program.module()
+    return module  # type: ignore[no-any-return]
 
 
 def _find_batch_axes(inputs: Sequence[Any]) -> list[bool]:

@@ -40,6 +40,15 @@ def test_the_module_and_the_table_are_written(
     assert entry.normal_pattern is nn.Linear
 
 
+@pytest.mark.slow
+@needs_torchao
+def test_a_quantizer_gets_programs_that_call_no_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the checks of inputs that torch adds, Quantizers raise, or do not look past."""
+    output = tmp_path / "mine.py"
+    assert main(["claims-of", f"{QUANTIZERS}:NoModules", "--pattern=nn.Linear", "-o", str(output)]) == 0
+    assert "1 claims, of 1 patterns" in capsys.readouterr().out
+
+
 @needs_torchao
 def test_an_instance_is_taken() -> None:
     found = find_quantizer(f"{QUANTIZERS}:INSTANCE")
@@ -104,6 +113,7 @@ def test_a_spec_that_names_no_quantizer(
     ("name", "message"),
     [
         ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
+        ("Raising", "annotates no pattern: the Quantizer raised: NotImplementedError: no licence for this program"),
         ("Dying", "the process that holds both the suite and the Quantizer exited with status 7"),
         ("Hanging", "was not probed within 1 s: give a longer --timeout"),
     ],

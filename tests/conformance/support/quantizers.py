@@ -204,6 +204,24 @@ class StaticLinear(ByTarget):
         super().__init__({aten.linear.default: weighted()})
 
 
+class NoModules(StaticLinear):
+    """Linear layers, where no node of the program calls a module."""
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Annotate, or raise."""
+        if called := [node.name for node in model.graph.nodes if node.op == "call_module"]:
+            raise NotImplementedError(f"call_module is not supported: {', '.join(called)}")
+        return super().annotate(model)
+
+
+class Raising(StaticLinear):
+    """One that takes no program."""
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Raise."""
+        raise NotImplementedError("no licence for this program")
+
+
 class NothingAtAll(ByTarget):
     """No op."""
 
