@@ -39,10 +39,6 @@ Taken: TypeAlias = tuple[Any, ...] | Callable[[Any], bool]
 class Representation(Enum):
     """The form in which a backend takes a quantized model."""
 
-    QUANTIZED = "quantized"
-    """Quantized tensors: ``torch.quantize_per_tensor`` makes a tensor of dtype ``torch.quint8``, and scale and
-    zero point travel inside the tensor."""
-
     DECOMPOSED = "decomposed"
     """Plain integer tensors: ``torch.ops.quantized_decomposed.quantize_per_tensor`` makes a ``torch.uint8``
     tensor; scale, zero point and bounds are arguments of each op. What most compilers prefer."""
@@ -51,6 +47,10 @@ class Representation(Enum):
     """A `torch.export.ExportedProgram` in PT2E's form: aten ops, the decomposed form's quantize and dequantize, weights
     as integers that are dequantized, axis 0 dynamic where ``Capabilities.dynamic_batch`` says so. It is made from the
     decomposed form by ``refimpl.export_reference`` right before ``lower`` is called."""
+
+    QUANTIZED = "quantized"
+    """The form of torch's own engines, as long as torch has them. ``torch.quantize_per_tensor`` makes a tensor of dtype
+    ``torch.quint8``, and scale and zero point travel inside the tensor."""
 
 
 class RoundingMode(Enum):
