@@ -15,8 +15,8 @@ from fx_quant_conformance.backends.base import Backend, Capabilities, Execution,
 from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig, lower
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from fx_quant_conformance.refimpl.lower.calls import REQUANTIZE
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
 
 
 @contextmanager

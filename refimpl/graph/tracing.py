@@ -50,6 +50,7 @@ def no_collection() -> Iterator[None]:
 
 _NOTES = "refimpl_notes"
 CONVERTED = "refimpl_converted"  # the key of a note that convert has made the model
+NOT_LOWERED = "not_lowered"  # the key of a note on what a lowered model has in float
 TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's tools (torch.ao.ns) look for prepare's data
 
 

@@ -23,6 +23,7 @@ from fx_quant_conformance.refimpl.errors import ModelError, warn_user
 from fx_quant_conformance.refimpl.graph.invariants import check_graph
 from fx_quant_conformance.refimpl.graph.modules import remove_qconfig
 from fx_quant_conformance.refimpl.graph.tracing import (
+    NOT_LOWERED,
     add_notes,
     attribute_of,
     finish,
@@ -36,8 +37,6 @@ from fx_quant_conformance.refimpl.observers.observers import asks_whole_range
 from fx_quant_conformance.refimpl.prepare.grid_losses import warn_of_losses
 from fx_quant_conformance.refimpl.prepare.plan import GRID_LOSSES, LEFT_FLOAT, PLAN
 from fx_quant_conformance.refimpl.prepare.prepare import PREPARED
-
-NOT_LOWERED = "not_lowered"
 
 
 @no_collection()

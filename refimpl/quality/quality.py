@@ -16,8 +16,7 @@ from torch.fx.node import map_aggregate
 from fx_quant_conformance.refimpl.config.forms import check_model
 from fx_quant_conformance.refimpl.convert.convert import convert_to_reference_fx
 from fx_quant_conformance.refimpl.errors import ModelError, RefimplError
-from fx_quant_conformance.refimpl.graph.tracing import CONVERTED, notes_of
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.graph.tracing import CONVERTED, NOT_LOWERED, notes_of
 from fx_quant_conformance.refimpl.observers.fake_quantize import disable_fake_quant
 from fx_quant_conformance.refimpl.prepare.equalize import EQUALIZATION
 from fx_quant_conformance.refimpl.prepare.explain import DecisionLog, dtypes_of, read_decision_log

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.refimpl import ModelError
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED, lower
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
+from fx_quant_conformance.refimpl.lower.lower import lower
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.lowering import (  # noqa: F401  (a fixture)
     Net,

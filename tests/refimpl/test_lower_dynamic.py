@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engines.engine import engine
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
 
 # One that takes 8 bits, one whose sums saturate, and one whose reference models differ from its modules.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engines.engine import engine as set_engine
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.lowering import Net, X, an_engine, float_ops, small, torch_lowered  # noqa: F401  (a fixture)
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.torch_engines.engine import engine as set_engine
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED, lower
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
+from fx_quant_conformance.refimpl.lower.lower import lower
 from tests.refimpl.support import both_flows as flows
 from tests.refimpl.support.canonical import canonical, difference
 

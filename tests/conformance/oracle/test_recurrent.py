@@ -20,7 +20,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, ball
 from fx_quant_conformance.refimpl import lower
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
     FLOAT16,
     IN_FLOAT,

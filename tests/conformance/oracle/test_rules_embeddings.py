@@ -20,7 +20,7 @@ from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.oracle.rules_dynamic import OP_RULES
 from fx_quant_conformance.refimpl import lower
-from fx_quant_conformance.refimpl.lower.lower import NOT_LOWERED
+from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
     BYTES,
     IN_FLOAT,
