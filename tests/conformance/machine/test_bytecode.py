@@ -54,7 +54,7 @@ def test_what_is_cached_of_the_first_modules_is_compared_with_them(tmp_path: Pat
 def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
     """Nor does its worker, which starts anew."""
     commit = make_checkout(tmp_path / "suite")
-    for name in ("conformance/run/options", "conformance/oracle/evaluate", "refimpl/convert", "reports/text"):
+    for name in ("conformance/run/options", "conformance/oracle/evaluate", "refimpl/convert/walk", "reports/text"):
         plant(tmp_path / "suite" / f"{name}.py")
     words = ("-m", "pytest", str(tmp_path / "suite" / "conformance"), "-p", "no:cacheprovider", "-n1")
     options = ("--backend=fakes:Good", "--profile=quick", "--claim=nn.Linear/*", f"--report-dir={tmp_path / 'report'}")
