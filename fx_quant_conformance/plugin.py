@@ -13,13 +13,19 @@ PACKAGE = "fx_quant_conformance"
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Register the suite's hooks for ``--pyargs fx_quant_conformance``: its conftest.py comes too late for options."""
+    """Register the suite's hooks for ``--pyargs fx_quant_conformance``: its conftest.py comes too late for options.
+
+    Where the shell asks about a line, pytest gets no arguments, and so reads no conftest.py of a folder either.
+    """
     asked = early_config.known_args_namespace
-    words, pyargs = asked.file_or_dir, asked.pyargs
-    if "_ARGCOMPLETE" in os.environ and not words:  # the shell asks about a line, and pytest gets no arguments
+    words, pyargs, folder = asked.file_or_dir, asked.pyargs, ""
+    if "_ARGCOMPLETE" in os.environ and not words:
         words = os.environ.get("COMP_LINE", "").split()
         pyargs = "--pyargs" in words
-    if pyargs and any(str(word).partition("::")[0].partition(".")[0] == PACKAGE for word in words):
+        folder = os.path.realpath(os.path.join(os.path.dirname(__file__), "conformance"))
+    names = [str(word).partition("::")[0] for word in words]
+    is_named = pyargs and any(name.partition(".")[0] == PACKAGE for name in names)
+    if is_named or folder in map(os.path.realpath, names):
         from fx_quant_conformance.conformance.machine.bytecode import compile_sources
 
         compile_sources()

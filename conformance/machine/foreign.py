@@ -79,7 +79,6 @@ def _is_known(path: str) -> bool:
 def _list_known() -> tuple[str, ...]:
     """Return how the paths of all that is not foreign begin."""
     places = {
-        str(ROOT / "conftest.py"),
         *(str(ROOT / name) + os.sep for name in FOLDERS),
         f"{find_package(ROOT)}{os.sep}",
     }

@@ -108,7 +108,7 @@ def find_change(root: Path) -> str:
 
 def _list_planted(root: Path) -> Iterator[str]:
     """Yield what is cached of the modules that a run loads first, and Python or pytest takes, but is not their code."""
-    for source in (root / "conftest.py", *(find_package(root) / name for name in FIRST)):
+    for source in (find_package(root) / name for name in FIRST):
         folder = Path(cache_from_source(str(source))).parent
         for cached in sorted(folder.glob(f"{source.stem}.{sys.implementation.cache_tag}*.pyc")):
             if (".opt-" in cached.name) == bool(sys.flags.optimize) and not _is_faithful(cached, source):
