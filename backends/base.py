@@ -2,7 +2,7 @@
 
 A minimal backend::
 
-    from fx_quant_conformance.backends.base import Backend, Representation
+    from fx_quant_conformance import Backend, Representation
 
     class MyBackend(Backend):
         name = "my_backend"

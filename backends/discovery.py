@@ -92,8 +92,9 @@ def _import_attribute(target: str, what: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except _FAULTS as error:
-        is_former = isinstance(error, ModuleNotFoundError) and format_former(error.name or "")
-        why = is_former or f"{format_error(error)} (working directory {os.getcwd()})"
+        why = f"{format_error(error)} (working directory {os.getcwd()})"
+        if isinstance(error, ModuleNotFoundError) and (former := format_former(error.name or "")):
+            why += f"; {former}"
         raise BackendNotFound(f"{what}: module {module_name!r} does not import: {why}") from error
     try:
         return reduce(getattr, path.split("."), module)

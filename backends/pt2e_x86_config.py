@@ -1,8 +1,9 @@
 """The BackendConfig that a Quantizer amounts to, to be read before it is claimed.
 
 Quantizer: torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer
-Command: fx-quant-conformance claims-of --name=pt2e-x86 --line-length=120 backends.pt2e_x86:make_quantizer
-  backends.pt2e_x86:make_dynamic --qat backends.pt2e_x86:make_qat --qat backends.pt2e_x86:make_dynamic_qat
+Command: fx-quant-conformance claims-of --name=pt2e-x86 --line-length=120
+  fx_quant_conformance.backends.pt2e_x86:make_quantizer fx_quant_conformance.backends.pt2e_x86:make_dynamic
+  --qat fx_quant_conformance.backends.pt2e_x86:make_qat --qat fx_quant_conformance.backends.pt2e_x86:make_dynamic_qat
 Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.2.0
 Flow of make_quantizer: prepare_pt2e, in eval mode; 55 of 268 patterns are annotated.
 Flow of make_dynamic: prepare_pt2e, in eval mode; 26 of 268 patterns are annotated.

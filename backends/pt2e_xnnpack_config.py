@@ -1,10 +1,14 @@
 """The BackendConfig that a Quantizer amounts to, to be read before it is claimed.
 
 Quantizer: executorch.backends.xnnpack.quantizer.xnnpack_quantizer.XNNPACKQuantizer
-Command: fx-quant-conformance claims-of --name=pt2e-xnnpack --line-length=120 backends.pt2e_xnnpack:make_quantizer
-  backends.pt2e_xnnpack:make_per_tensor backends.pt2e_xnnpack:make_dynamic backends.pt2e_xnnpack:make_dynamic_per_tensor
-  --qat backends.pt2e_xnnpack:make_qat --qat backends.pt2e_xnnpack:make_qat_per_tensor --qat
-  backends.pt2e_xnnpack:make_dynamic_qat --qat backends.pt2e_xnnpack:make_dynamic_qat_per_tensor
+Command: fx-quant-conformance claims-of --name=pt2e-xnnpack --line-length=120
+  fx_quant_conformance.backends.pt2e_xnnpack:make_quantizer fx_quant_conformance.backends.pt2e_xnnpack:make_per_tensor
+  fx_quant_conformance.backends.pt2e_xnnpack:make_dynamic
+  fx_quant_conformance.backends.pt2e_xnnpack:make_dynamic_per_tensor --qat
+  fx_quant_conformance.backends.pt2e_xnnpack:make_qat --qat
+  fx_quant_conformance.backends.pt2e_xnnpack:make_qat_per_tensor --qat
+  fx_quant_conformance.backends.pt2e_xnnpack:make_dynamic_qat --qat
+  fx_quant_conformance.backends.pt2e_xnnpack:make_dynamic_qat_per_tensor
 Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.2.0
 Flow of make_quantizer: prepare_pt2e, in eval mode; 138 of 307 patterns are annotated.
 Flow of make_per_tensor: prepare_pt2e, in eval mode; 138 of 307 patterns are annotated.

@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.stages.calibration import forget_ranges
-from fx_quant_conformance.refimpl.exported.exported import Unnamed, fold_weights
+from fx_quant_conformance.refimpl.exported.exported import Unnamed, fold_weights, open_module
 from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 
@@ -54,7 +54,7 @@ def convert_both(
     if not is_qat:
         program = export_float(model.eval(), batches[0])
         prepared = refimpl.prepare_fx(copy.deepcopy(model), mapping, None, custom, backend_config=config)
-        other = prepare_pt2e(program.module(), quantizer)
+        other = prepare_pt2e(open_module(program), quantizer)
         for each in (prepared, other):
             _run(each, batches)
     else:
@@ -62,7 +62,7 @@ def convert_both(
         program = export_float(model.train(), training[0], is_open=_trains(model))
         trained = copy.deepcopy(model).train()
         prepared = refimpl.prepare_qat_fx(trained, mapping, None, custom, backend_config=config)
-        other = prepare_qat_pt2e(program.module(), quantizer)
+        other = prepare_qat_pt2e(open_module(program), quantizer)
         for each in (prepared, other):
             _run(each, training if is_trained else ())
             prepared.eval() if each is prepared else move_exported_model_to_eval(each)

@@ -40,6 +40,7 @@ from fx_quant_conformance.conformance.fuzz.graph import Drawing, DrawnGraph, pat
 from fx_quant_conformance.conformance.fuzz.search import make_chooser
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
 from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
+from fx_quant_conformance.refimpl.exported.exported import open_module
 from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 
 WITHOUT_OP = ("nn.Identity", ".contiguous")
@@ -90,7 +91,7 @@ def is_broken_by_torchao(graph: DrawnGraph) -> bool:
     It folds the batch norm after a transposed convolution of several groups as if there were one.
     """
     model, batches = _build(graph)
-    program = export_float(model, batches[0]).module()
+    program = open_module(export_float(model, batches[0]))
     with torch.no_grad():
         expected = tree_leaves(model(*(each.clone() for each in batches[0])))
         try:

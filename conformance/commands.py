@@ -145,14 +145,16 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
+    from fx_quant_conformance.conformance.run.options import StoreBackend
+
     parser.description = (
-        "Run the cases of a bundle by a backend of the suite's contract, from the bundle's files alone; "
+        "Run the cases of a bundle by a backend of the suite's contract, from the bundle's files alone; they must hold "
+        "the models in the format fx."
     )
-    parser.description += "they must hold the models in the format fx."
     parser.set_defaults(run=_run)
     parser.add_argument("folder", type=Path, metavar="DEVICE", help="the bundle's folder for the device")
     parser.add_argument("outputs", type=Path, metavar="OUT", help="the folder to fill")
-    parser.add_argument("--backend", required=True, metavar="NAME", help="as in certify")
+    parser.add_argument("--backend", action=StoreBackend, required=True, metavar="NAME", help="as in certify")
     parser.add_argument(
         "--case-timeout", type=parse_seconds, default=60.0, metavar="SECONDS", help="for one case (default: 60)"
     )

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         advice = f"install it (pip install -e {_HERE}), or run pytest --pyargs fx_quant_conformance"
         raise pytest.UsageError(f"{_HERE} is a checkout, and Python imports the suite of {ROOT}: {advice}")
     compile_sources()
-    from fx_quant_conformance.conformance.machine.child import start_server_early
+    from fx_quant_conformance.conformance.machine.fork_server import start_server_early
 
     start_server_early()
     from fx_quant_conformance.conformance.run.hooks import register_hooks

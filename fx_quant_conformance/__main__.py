@@ -6,7 +6,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if __name__ == "__main__" and sys.argv[1:2] == ["report"] and os.getcwd() != _HERE:
+if __name__ == "__main__" and os.getcwd() != _HERE:
     # Python looks for modules in the current folder, which may be a certificate's: nothing is imported from there.
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.getcwd()]
 

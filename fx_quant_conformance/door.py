@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from fx_quant_conformance.conformance.machine.bytecode import compile_sources
+
 NAME = "fx-quant-conformance"
 SUITE = "fx_quant_conformance"
 """What pytest is asked to run: ``pytest --pyargs fx_quant_conformance``."""
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     asked = _read_completed() if "_ARGCOMPLETE" in os.environ else words
+    if asked[:1] in (["certify"], ["judge"]):
+        compile_sources()
     if asked[:1] == ["certify"] and (words or len(asked) > 1):
         return _certify(words[1:])
     from fx_quant_conformance.reports.completion import complete
@@ -49,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for a command line; of other commands than its first word it has the names and help only."""
+    """Return the parser for a command line.
+
+    It has the arguments of the command that the line begins with. Of the others it has name and help.
+    """
     parser = argparse.ArgumentParser(
         prog=NAME,
         epilog=_HELP,

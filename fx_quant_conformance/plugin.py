@@ -29,7 +29,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         from fx_quant_conformance.conformance.machine.bytecode import compile_sources
 
         compile_sources()
-        from fx_quant_conformance.conformance.machine.child import start_server_early
+        from fx_quant_conformance.conformance.machine.fork_server import start_server_early
 
         start_server_early()
         from fx_quant_conformance.conformance.run.hooks import register_hooks

@@ -20,6 +20,8 @@ from fx_quant_conformance.reports.text import join_lines
 from fx_quant_conformance.reports.verdicts import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
+HOLDER = ROOT if (ROOT / "fx_quant_conformance").is_dir() else ROOT.parent
+"""The folder that Python finds the suite in: a checkout, or that of the installed package."""
 _STARTING = 300.0
 """Seconds that a run may take besides its claims."""
 _LONGEST_CLAIM = 3600.0
@@ -44,8 +46,6 @@ def rerun(results: Results, claims: Sequence[str], folder: Path) -> Findings:
     ResultsError if the suite or the backend is not there, or the run does not end within the time of its claims.
     """
     spec = str(results.header.options.get("backend", results.header.backend))
-    if not (ROOT / "conformance").is_dir():
-        raise ResultsError(f"{ROOT}: has no conformance/: --rerun needs the suite, not reports alone")
     if spec.startswith(_ON_DEVICES):
         raise ResultsError(f"--rerun: {spec} is a device, which is not here; run the suite on it, and diff the results")
     with tempfile.TemporaryDirectory() as made:
@@ -128,7 +128,7 @@ def make_environment(folder: Path) -> dict[str, str]:
     given = [Path(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
     paths = [each for each in given if each.resolve() != here and not each.resolve().is_relative_to(own)]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "PYTHON"))}
-    return kept | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *paths]))}
+    return kept | {"PYTHONPATH": os.pathsep.join(map(str, [HOLDER, *paths]))}
 
 
 def _run_suite(options: Sequence[str], work: Path, folder: Path, seconds: float) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from fx_quant_conformance.backends.names import SHIPPED
 from fx_quant_conformance.conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from fx_quant_conformance.conformance.machine.environment import read_detection_power
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
-from fx_quant_conformance.conformance.run.judging import BASELINES
+from fx_quant_conformance.conformance.run.judging import find_baselines
 from fx_quant_conformance.conformance.run.options import OPTIONS
 from fx_quant_conformance.conformance.stages.state import STAGES
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
@@ -277,7 +277,7 @@ def test_committed_results_are_whole_clean_as_expected_and_tabulated(name: str) 
     assert results.footer is not None
     assert (results.outcome, header.profile, header.shard) == (Outcome.PASS, "full", None)
     assert re.fullmatch("[0-9a-f]{40}", header.suite_commit), "made of a clean checkout"
-    known = read_baseline_file(BASELINES[name_file(header)])
+    known = read_baseline_file(find_baselines(str(header.options["backend"])) / name_file(header))
     found = {claim.claim: claim.verdict for claim in results.claims if claim.verdict is not Verdict.VERIFIED}
     assert header.config_sha256 == known.basis.config_sha256 and found.keys() == known.deviations.keys()
     assert [name for name, verdict in found.items() if not known.deviations[name].verdict.may_be(verdict)] == []

@@ -25,6 +25,8 @@ from fx_quant_conformance.refimpl.exported.exported import open_module
 
 RAISED = "the Quantizer raised"
 """How the reason begins of what a Quantizer fails on."""
+REFUSED = ("torchao refused it", "torch.export refused it")
+"""How it begins of what no Quantizer was asked of."""
 AT_ONCE = 48
 """How many patterns are probed in one graph."""
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -196,7 +198,7 @@ class Prober:
             if len(models) > 1:
                 return self._halve(models, inputs)
             is_refused = _fails_without(models, inputs, is_qat=self._is_qat)
-            who = "torchao refused it" if is_refused else RAISED
+            who = REFUSED[0] if is_refused else RAISED
             return dict.fromkeys(models, Probed(failure=f"{who}: {_shorten(error)}", is_refused=is_refused))
         return {name: Probed(reading=reading) for name, reading in readings.items()}
 
@@ -255,7 +257,7 @@ def _find_refusal(models: Mapping[str, nn.Module], inputs: Mapping[str, Batch]) 
 
 
 def _refuse(error: Exception) -> Probed:
-    return Probed(failure=f"torch.export refused it: {_shorten(error)}", is_refused=True)
+    return Probed(failure=f"{REFUSED[1]}: {_shorten(error)}", is_refused=True)
 
 
 def _leaves_open(probed: Probed) -> bool:

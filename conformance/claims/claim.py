@@ -20,6 +20,7 @@ import torch
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.claims.kinds import Kind, kind_of
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
+from fx_quant_conformance.conformance.machine.release import PACKAGE
 from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS, QAT_OF, root_of, weight_axis_of
 from fx_quant_conformance.conformance.ops.table import WEIGHTED
 from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
@@ -219,7 +220,9 @@ def _qualify(value: Any) -> str:
         return f"({', '.join(map(_qualify, value))})"
     name = getattr(value, "__qualname__", None)
     if name is not None:
-        return f"{value.__module__}.{name}"
+        package, *rooms = value.__module__.split(".")
+        is_own = package == PACKAGE and len(rooms) > 1  # where a function of the suite lies is no setting
+        return f"{rooms[0]}.{rooms[-1]}.{name}" if is_own else f"{value.__module__}.{name}"
     return repr(value) if isinstance(value, (str, int, float, bool, type(None))) else type(value).__qualname__
 
 

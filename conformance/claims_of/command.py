@@ -11,7 +11,7 @@ from typing import Any
 from fx_quant_conformance.backends.discovery import find_attribute
 from fx_quant_conformance.backends.names import BackendNotFound, format_error
 from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, check_torchao
-from fx_quant_conformance.conformance.annotations.probe import RAISED
+from fx_quant_conformance.conformance.annotations.probe import RAISED, REFUSED
 from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, count_claims, derive_config
 from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
@@ -161,9 +161,15 @@ def _serve(request: ClaimsOf) -> Iterator[Measurement]:
         "table": render_table(rows),
         "claims": count_claims(rows),
         "patterns": len(rows),
-        "raised": rows[0].reason if rows and all(row.reason.startswith(RAISED) for row in rows) else "",
+        "raised": _find_raised(rows),
     }
     yield Measurement(topic=_TOPIC, subject=str(request), values=values)
+
+
+def _find_raised(rows: tuple[ProbeRow, ...]) -> str:
+    """Return what the Quantizers raised of the first pattern, if they did of each that could be exported; else ""."""
+    asked = [row.reason for row in rows if row.dtypes or not row.reason.startswith(REFUSED)]
+    return asked[0] if asked and all(reason.startswith(RAISED) for reason in asked) else ""
 
 
 def _format_origin(

@@ -17,7 +17,10 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import NoReturn
 
-from fx_quant_conformance.conformance.machine.release import NAMES
+from fx_quant_conformance.conformance.machine.release import PACKAGE
+
+_NAMES = (PACKAGE, "conformance")
+"""The first names of the suite's modules: pytest imports two files of a checkout as modules of ``conformance``."""
 
 
 class FromSource(SourceFileLoader):
@@ -35,7 +38,7 @@ class SuiteFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module of the suite is; None for others."""
-        if fullname.partition(".")[0] not in NAMES:
+        if fullname.partition(".")[0] not in _NAMES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:

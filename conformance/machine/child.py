@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import forkserver, reduction, resource_tracker
@@ -26,6 +26,7 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
+from fx_quant_conformance.conformance.machine.fork_server import HAS_CHILDREN, start_process
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError, receive_frame, send_frame
 from fx_quant_conformance.conformance.machine.process import (
     PATIENCE,
@@ -38,18 +39,11 @@ from fx_quant_conformance.conformance.machine.process import (
     settle,
     stand_guard,
 )
+from fx_quant_conformance.conformance.machine.release import ROOT
 from fx_quant_conformance.reports.text_enum import TextEnum
 
-HAS_CHILDREN = "forkserver" in multiprocessing.get_all_start_methods()
-"""Whether this platform makes processes as the suite needs them: Linux and macOS do."""
 TELL, CALL = "tell", "call"
 """Keys of frames that are no answer yet: what a child tells its parent, and what it asks its parent for."""
-PRELOADED = (
-    "fx_quant_conformance.conformance.machine.compiled",
-    "fx_quant_conformance.conformance.run.judge",
-    "fx_quant_conformance.conformance.remote.server",
-)
-"""The modules that all children of a run have, in the order of their import."""
 MOST_GROWTH_MIB = 512
 """By how many MiB a child may have grown since its first answer before it is too large."""
 _POLL = 0.5
@@ -166,10 +160,10 @@ class Child:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as this object
         self._channel, theirs = socket.socketpair()
         context: Any = multiprocessing.get_context("fork" if recipe.shares_memory else "forkserver")
-        given = (theirs, _File(self._output.fileno()), dict(os.environ), recipe)
+        given = (theirs, _File(self._output.fileno()), dict(os.environ), str(ROOT), recipe)
         try:
             with _hide_main():
-                self._process = _start_process(context, given)
+                self._process = start_process(context, _live, given)
         except (OSError, EOFError) as error:
             raise StartError(f"no process could be made: {error}") from error
         finally:
@@ -278,59 +272,6 @@ class Child:
         return ChildLost(ending, message, read_output(self._output))
 
 
-def start_server(modules: Sequence[str] = PRELOADED) -> None:
-    """Start the process from which children are made, unless it runs; it imports modules while this process goes on.
-
-    The standard library passes over those that cannot be imported: each child imports what it needs itself.
-    """
-    if HAS_CHILDREN:
-        forkserver.set_forkserver_preload(list(modules))
-        forkserver._forkserver.ensure_running()
-
-
-def start_server_early() -> None:
-    """Start the server before it is needed, but not in a worker of xdist's, which is told of one later."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        start_server()
-
-
-def name_server() -> str:
-    """Return where other processes of this machine reach the server, for `join_server`; "": they cannot."""
-    server: Any = forkserver._forkserver
-    has_key = hasattr(server, "_forkserver_authkey")  # later releases of Python ask for one
-    return "" if has_key or not server._forkserver_address else str(server._forkserver_address)
-
-
-def join_server(address: str, modules: Sequence[str] = PRELOADED) -> None:
-    """Have children made by another process's server, as long as it makes them; "": by a server of this process's.
-
-    ``modules``: what this process's would import, if there is to be one.
-    """
-    server: Any = forkserver._forkserver
-    if address and os.path.exists(address):
-        server._forkserver_address = address
-        server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the server lives as long as who has started it
-        server.ensure_running = lambda: None
-        forkserver.set_forkserver_preload(list(modules))
-    else:
-        start_server(modules)
-
-
-def _start_process(context: Any, given: tuple[Any, ...]) -> multiprocessing.process.BaseProcess:
-    """Start a child; where the server that was joined makes none any more, by one of this process's."""
-    try:
-        process: multiprocessing.process.BaseProcess = context.Process(target=_live, args=given, daemon=True)
-        process.start()
-    except (OSError, EOFError):
-        server: Any = forkserver._forkserver
-        if vars(server).pop("ensure_running", None) is None:
-            raise
-        server._forkserver_address = None
-        process = context.Process(target=_live, args=given, daemon=True)
-        process.start()
-    return process
-
-
 @contextlib.contextmanager
 def _hide_main() -> Iterator[None]:
     """Have no main module while a process is made: the child would import it, which may be a user's script."""
@@ -356,11 +297,18 @@ def _detach(passed: Any) -> _File:
     return _File(passed.detach())
 
 
-def _live(channel: socket.socket, output: _File, environment: Mapping[str, str], recipe: Recipe) -> NoReturn:
-    """Be the child: answer all requests that come, and never return into the code that has made it."""
+def _live(channel: socket.socket, output: _File, environment: Mapping[str, str], root: str, recipe: Recipe) -> NoReturn:
+    """Be the child: answer all requests that come, and never return into the code that has made it.
+
+    ``root``: where the parent's suite is, which must be this process's.
+    """
     status = 1
     try:
         settle(output.descriptor)
+        if root != str(ROOT):
+            raise SystemExit(
+                f"the suite of {ROOT} was imported in the place of that of {root}: run it from another folder"
+            )
         _leave_server()
         multiprocessing.current_process().daemon = False  # it may have children of its own
         os.environ.clear()

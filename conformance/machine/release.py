@@ -30,8 +30,6 @@ PACKAGE = "fx_quant_conformance"
 """The package that is installed, and that all modules of the suite belong to."""
 FOLDERS = ("backends", "conformance", "refimpl", "reports")
 """The packages inside of it: in a checkout they lie beside it, and links in it lead to them."""
-NAMES = (PACKAGE, "conformance")
-"""The first names of the suite's modules: of a checkout, pytest imports tests and conftest.py of ``conformance/``."""
 COMMIT = Path("conformance", "machine", "commit.txt")
 """The file of a release that names the commit, below the folder of the packages; a checkout does not have it."""
 UNKNOWN = "unknown"
@@ -46,6 +44,8 @@ _OF_PYTEST = frozenset(
 """Names of files that tell pytest what to load."""
 FIRST = (
     "__init__.py",
+    "__main__.py",
+    "door.py",
     "plugin.py",
     "conformance/__init__.py",
     "conformance/conftest.py",
@@ -65,15 +65,22 @@ _LINK, _FOLDER = "120000", "160000"
 
 def read_suite_version(root: Path) -> str:
     """Return the version of the suite whose packages lie in ``root``: a checkout's, or a release's; else "unknown"."""
+    if not _is_checkout(root):
+        return next((each.version for each in _find_distributions(root)), UNKNOWN)
     try:
         return str(parse_toml((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
     except (OSError, KeyError, TomlError):
-        return next((each.version for each in _find_distributions(root)), UNKNOWN)
+        return UNKNOWN
 
 
 def find_package(root: Path) -> Path:
     """Return the folder of the suite's package whose packages lie in ``root``."""
-    return root / PACKAGE if (root / PACKAGE).is_dir() else root
+    return root / PACKAGE if _is_checkout(root) else root
+
+
+def _is_checkout(root: Path) -> bool:
+    """Tell whether a folder is a checkout, or an unpacked sdist: the package lies in it, and is not itself."""
+    return (root / PACKAGE / "door.py").is_file()
 
 
 def read_suite_commit(root: Path) -> str:
@@ -108,7 +115,8 @@ def find_change(root: Path) -> str:
 
 def _list_planted(root: Path) -> Iterator[str]:
     """Yield what is cached of the modules that a run loads first, and Python or pytest takes, but is not their code."""
-    for source in (find_package(root) / name for name in FIRST):
+    bare = [root / name for name in FIRST if name.startswith("conformance/")]  # as pytest imports a checkout's
+    for source in dict.fromkeys([*(find_package(root) / name for name in FIRST), *bare]):
         folder = Path(cache_from_source(str(source))).parent
         for cached in sorted(folder.glob(f"{source.stem}.{sys.implementation.cache_tag}*.pyc")):
             if (".opt-" in cached.name) == bool(sys.flags.optimize) and not _is_faithful(cached, source):

@@ -91,7 +91,7 @@ def describe(backend: Backend) -> dict[str, Any]:
         return data
     raw, capabilities = _ask(backend, "backend_config"), _ask(backend, "capabilities")
     if not isinstance(capabilities, Capabilities):
-        raise DescriptionError(f"capabilities() returned {capabilities!r}; return a fx_quant_conformance.Capabilities")
+        raise DescriptionError(f"capabilities() returned {capabilities!r}; return Capabilities")
     try:
         check_limits(capabilities.limits)
     except LimitsError as error:

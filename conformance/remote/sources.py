@@ -12,10 +12,10 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from types import ModuleType
 
-from fx_quant_conformance.conformance.machine.release import NAMES
+from fx_quant_conformance.conformance.machine.release import PACKAGE
 
-_NO_SOURCES = frozenset({"__main__", "conftest"})
-"""Modules that are pytest's, or tell it what to do."""
+_NO_SOURCES = frozenset({"__main__", "conftest", PACKAGE})
+"""Modules that are pytest's, or tell it what to do, and the suite's."""
 
 
 class SourcesError(Exception):
@@ -30,10 +30,10 @@ def list_sources(spec_module: str, backend_module: str, before: Collection[str] 
     Of a package that is its outermost folder. Left out are Python's own library, the suite, and what is installed, but
     for the backend's own package; beside a backend's single module lies what it may yet import. Raises SourcesError.
     """
-    own = {name.partition(".")[0] for name in (spec_module, backend_module)}.difference(NAMES)
+    own = {name.partition(".")[0] for name in (spec_module, backend_module)}.difference({PACKAGE})
     places = {place for name in own for place in _list_own(name)}
     others = {name: module for name, module in sys.modules.items() if "." not in name}
-    for name in others.keys() - own - _NO_SOURCES.union(NAMES, before):
+    for name in others.keys() - own - _NO_SOURCES.union(before):
         places.update(place for place in _list_places(others[name]) if not _is_installed(place))
     return sorted(places)
 

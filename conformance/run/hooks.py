@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from fx_quant_conformance.conformance.machine.child import name_server
 from fx_quant_conformance.conformance.machine.foreign import list_foreign_code
+from fx_quant_conformance.conformance.machine.fork_server import name_server
 from fx_quant_conformance.conformance.run.options import raise_usage_error_for, register
 from fx_quant_conformance.conformance.run.progress import Progress
 from fx_quant_conformance.conformance.run.recorder import PAYLOAD, Recorder

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from fx_quant_conformance.backends.names import SHIPPED
@@ -40,9 +41,13 @@ from fx_quant_conformance.reports.selection import OWN
 from fx_quant_conformance.reports.verdicts import Verdict
 
 AnyJudged = TypeVar("AnyJudged", ClaimResult, ModelResult)
-BASELINES = {path.name: path for path in sorted((ROOT / "backends").glob("**/baselines/*.txt"))}
-"""The files of the shipped backends' baselines, by name."""
 _NOT_WAIVED = "(not waived: "
+
+
+def find_baselines(backend: str) -> Path:
+    """Return the folder of a shipped backend's baselines, which lies beside its module."""
+    _, *rooms, _ = SHIPPED[backend].partition(":")[0].split(".")
+    return ROOT.joinpath(*rooms, "baselines")
 
 
 def rows_of(run: Run, unit: Unit, work: WorkResult) -> list[Row]:
@@ -122,8 +127,7 @@ def find_problems(run: Run, header: Header, seen: Mapping[str, Side]) -> tuple[l
     drift = Drift()
     if run.options.backend in SHIPPED:
         claims = {claim: seen[claim] for claim in run.outline.claims if claim in seen}
-        name = name_file(header)
-        drift = compare_baseline(BASELINES.get(name, ROOT / "backends" / "baselines" / name), claims, header)
+        drift = compare_baseline(find_baselines(run.options.backend) / name_file(header), claims, header)
     lost = format_lost_calls(run.options.report_dir) if run.options.backend.startswith(COMMAND) else ""
     notes = (drift.note, lost, format_missing(run.waivers.entries, header.findings), *run.outline.left_out)
     return [*problems, *drift.differences], [note for note in notes if note]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fx_quant_conformance.conformance.machine import isa
-from fx_quant_conformance.conformance.machine.child import Child, ChildLost, StartError, join_server, start_server
+from fx_quant_conformance.conformance.machine.child import Child, ChildLost, StartError
+from fx_quant_conformance.conformance.machine.fork_server import join_server, start_server
 from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.release import ROOT, find_package
 from fx_quant_conformance.conformance.remote.sources import SourcesError, digest_sources

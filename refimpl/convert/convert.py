@@ -1,6 +1,6 @@
 """Convert a prepared model to the reference model (rules CVT-01 to CVT-12).
 
-One walk over the prepared graph writes the new one (``refimpl.convert_walk``).
+One walk over the prepared graph writes the new one (``refimpl.convert.walk``).
 """
 
 from __future__ import annotations

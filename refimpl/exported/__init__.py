@@ -1,1 +1,1 @@
-"""The same for exported programs."""
+"""Exported programs: a reference model as one, and prepare's decisions as annotations of one."""

@@ -1,7 +1,7 @@
 """BackendConfigQuantizer: prepare's decisions as annotations of an exported program, for torchao's PT2E flow.
 
 torchao's ``prepare_pt2e`` asks a Quantizer which values of a program are observed, and by what. This one asks prepare:
-the calls of modules, functions and methods are read from the program (refimpl.exported_calls), fused, matched and
+the calls of modules, functions and methods are read from the program (refimpl.exported.calls), fused, matched and
 decided about by the code of prepare_fx, and each observer that it would place becomes an annotation. docs/pt2e.md says
 what PT2E cannot express. torchao is needed only here (the extra ``pt2e``).
 """
@@ -45,7 +45,7 @@ try:
     )
 except (ImportError, AttributeError) as error:  # torchao itself, or what it uses of a newer torch
     raise ImportError(
-        f"refimpl.pt2e needs torchao, and it cannot be imported with torch {torch.__version__} ({error}): "
+        f"refimpl.exported.pt2e needs torchao, and it cannot be imported with torch {torch.__version__} ({error}): "
         "pip install -c constraints.txt 'fx-quant-conformance[pt2e]'; torchao 0.18 needs torch 2.10 or newer"
     ) from error
 

@@ -1,7 +1,7 @@
 """Observers: modules that watch a value and turn its range into qparams (rules NUM-02, DTY-05, OBS-12, QCM-01).
 
 They have torch's names, keywords and state-dict keys, so that a user swaps one import. Their protocol stands in
-``refimpl.qparams``, HistogramObserver in ``refimpl.histogram``.
+`qparams`, HistogramObserver in `histogram`.
 """
 
 from __future__ import annotations
@@ -356,6 +356,6 @@ def note_infinite(self: Any, input: tuple[Tensor]) -> None:
     """Note, as a hook before forward, that an observer of torch's sees an infinite value. (OBS-18)
 
     It can be traced, and compiled by TorchScript, which knows no constants of modules: the number is
-    `refimpl.qparams.INFINITE`.
+    `qparams.INFINITE`.
     """
     self.saw_infinite.logical_or_((input[0].abs() >= 1.7014117331926443e38).any())

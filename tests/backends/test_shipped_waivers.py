@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fx_quant_conformance.backends.discovery import find_backend
-from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.claims.claim import config_digest, enumerate_claims
 from fx_quant_conformance.conformance.machine.isa import LEVELS
 from fx_quant_conformance.conformance.run.findings import format_missing, read_findings
-from fx_quant_conformance.conformance.run.judging import BASELINES
+from fx_quant_conformance.conformance.run.judging import find_baselines
 from fx_quant_conformance.conformance.run.waivers import Waivers, load_waivers
 from fx_quant_conformance.reports.baseline import Baseline, Deviation, read_baseline_file
 from fx_quant_conformance.reports.verdicts import Verdict
@@ -33,7 +33,7 @@ ENGINES = (
 FINDINGS = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
 UNWRITTEN = "docs/findings.md#69"
 """What reads memory that nobody wrote fails in some cases now, and in others the next time."""
-PATHS = list(BASELINES.values())
+PATHS = sorted(path for folder in {*map(find_baselines, ENGINES)} for path in folder.glob("*.txt"))
 LAST_LOOKED_AT = date(2026, 11, 22)
 
 
@@ -100,3 +100,14 @@ def test_how_often_it_fails_is_known_of_most_of_what_is_refuted(path: Path) -> N
     }
     assert sum(count is not None for count in failing.values()) > 0.8 * len(failing)
     assert all(count is None or count > 0 for count in failing.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_its_config_is_the_one_that_its_baselines_are_of(engine: str) -> None:
+    """Wherever the suite's own fuser methods lie: their place is no setting."""
+    backend = find_backend(engine)
+    digest = config_digest(enumerate_claims(backend.backend_config(), backend.capabilities()))
+    found = {read_baseline_file(path).basis.config_sha256 for path in PATHS if path.name.startswith(f"{engine}.")}
+    assert found == {digest} or (engine == "qnnpack" and digest in found), (
+        "a baseline of torch 2.12 is of its own claims"
+    )

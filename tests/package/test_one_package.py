@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fx_quant_conformance.conformance.machine.child import PRELOADED
+from fx_quant_conformance.conformance.machine.fork_server import PRELOADED
 from fx_quant_conformance.conformance.machine.release import FOLDERS, PACKAGE
 from tests.conformance.support.suite_runs import REPO, clean_environment, run
 

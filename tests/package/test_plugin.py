@@ -123,12 +123,25 @@ def test_a_checkout_beside_an_installed_release_is_not_taken_for_it(release: Rel
     assert advice in done.stderr
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs python -P, which leaves the current folder out")
-def test_a_release_is_run_from_within_a_checkout(release: Release) -> None:
-    """As README says, by pytest's own script, which does not put the current folder first, as ``-m`` does."""
-    words = ("--backend=qnnpack", f"--claim={CLAIM}", "--list-claims")
-    done = release.run("-P", *SUITE, *words, cwd=release.checkout)
-    assert (done.returncode, done.stdout) == (0, f"{CLAIM}\n"), done.stderr
+SCRIPT = "import sys, pytest; sys.path[:] = [each for each in sys.path if each]; sys.exit(pytest.console_main())"
+"""pytest's own script, which does not put the current folder first, as ``-m`` does."""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a server of processes looks in the current folder first")
+def test_a_release_is_run_from_within_a_checkout(release: Release, tmp_path: Path) -> None:
+    """As README says; and no process of the run is of the checkout's suite, which says so if it is imported."""
+    checkout = Path(shutil.copytree(release.checkout, tmp_path / "suite", symlinks=True))
+    for module in ("conformance/run/opening.py", "conformance/remote/server.py", "conformance/run/judge.py"):
+        (checkout / module).write_text("raise SystemExit('the suite of the checkout')\n")
+    words = (
+        *SUITE[2:],
+        "--backend=qnnpack",
+        "--profile=quick",
+        f"--claim={CLAIM}",
+        f"--report-dir={tmp_path / 'report'}",
+    )
+    done = release.run("-c", SCRIPT, *words, cwd=checkout)
+    assert done.returncode == 0 and "qnnpack: PASS" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(find_spec("argcomplete") is None, reason="needs argcomplete")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from fx_quant_conformance.conformance.machine.child import start_server
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.workplace import KeptWorker
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.description import read_description

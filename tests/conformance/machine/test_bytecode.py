@@ -50,6 +50,28 @@ def test_what_is_cached_of_the_first_modules_is_compared_with_them(tmp_path: Pat
     assert list(_list_planted(tmp_path)) == [], "of an earlier source, which Python does not take"
 
 
+def test_a_checkouts_conftest_has_a_cache_by_each_of_its_two_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Python is told to put caches elsewhere, they lie there by the path of the source."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "caches"))
+    (tmp_path / "suite" / PACKAGE).mkdir(parents=True)
+    (tmp_path / "suite" / PACKAGE / "door.py").touch()
+    source = tmp_path / "suite" / "conformance" / "conftest.py"
+    source.parent.mkdir()
+    source.write_text("VALUE = 1\n")
+    (tmp_path / "suite" / PACKAGE / "conformance").symlink_to("../conformance")
+    inside = tmp_path / "suite" / PACKAGE / "conformance" / "conftest.py"
+    for path in (source, inside):
+        cached = Path(importlib.util.cache_from_source(str(path)))
+        cached.parent.mkdir(parents=True)
+        assert list(_list_planted(tmp_path / "suite")) == []
+        plant(path)
+        name = path.relative_to(tmp_path / "suite").as_posix()
+        assert list(_list_planted(tmp_path / "suite")) == [f"{cached} is not the code of {name}"]
+        cached.unlink()
+
+
 @pytest.mark.slow
 def test_a_run_executes_no_planted_code(tmp_path: Path) -> None:
     """Nor does its worker, which starts anew."""

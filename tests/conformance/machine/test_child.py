@@ -29,8 +29,8 @@ from fx_quant_conformance.conformance.machine.child import (
     ParentGone,
     Recipe,
     StartError,
-    start_server,
 )
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from tests.conformance.support.endings import is_gone, list_running, open_ways
 
@@ -566,7 +566,8 @@ def test_a_child_that_the_system_does_not_make_is_told(make: Make, monkeypatch: 
 HEAD = """
 import os, signal
 from multiprocessing.forkserver import _forkserver as server
-from fx_quant_conformance.conformance.machine.child import Child, ChildLost, Recipe, start_server
+from fx_quant_conformance.conformance.machine.child import Child, ChildLost, Recipe
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame
 from tests.conformance.support.endings import open_ways
 
@@ -654,7 +655,7 @@ print([do(child)["by"] == server._forkserver_pid for child in children])
 def test_another_process_makes_children_by_the_same_server_as_long_as_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "joins.py").write_text(f"""{HEAD}
 import sys
-from fx_quant_conformance.conformance.machine.child import join_server
+from fx_quant_conformance.conformance.machine.fork_server import join_server
 join_server(sys.argv[1], [])
 child = make()
 print(do(child)["parent"], do(child)["pid"] == child.pid, server._forkserver_pid, flush=True)
@@ -665,7 +666,7 @@ print(do(make())["parent"] == server._forkserver_pid != None)
 """)
     text = """
 import subprocess, sys
-from fx_quant_conformance.conformance.machine.child import join_server, name_server
+from fx_quant_conformance.conformance.machine.fork_server import join_server, name_server
 print(repr(name_server()))
 start_server([])
 print(server._forkserver_pid, flush=True)

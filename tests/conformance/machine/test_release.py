@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fx_quant_conformance.conformance.machine.release import read_suite_commit, read_suite_version
+from fx_quant_conformance.conformance.machine.release import (
+    PACKAGE,
+    find_package,
+    read_suite_commit,
+    read_suite_version,
+)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -45,7 +50,11 @@ def test_no_git_means_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_version_is_that_of_the_checkout(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "fx-quant-conformance"\nversion = "7.8.9"\n')
-    assert read_suite_version(tmp_path) == "7.8.9"
+    assert read_suite_version(tmp_path) != "7.8.9", "a file in an installed package is anybody's"
+    (tmp_path / PACKAGE).mkdir()
+    assert find_package(tmp_path) == tmp_path, "so is an empty folder"
+    (tmp_path / PACKAGE / "door.py").touch()
+    assert (read_suite_version(tmp_path), find_package(tmp_path)) == ("7.8.9", tmp_path / PACKAGE)
     assert read_suite_version(tmp_path / "nowhere")
 
 

@@ -16,15 +16,8 @@ import pytest
 from fx_quant_conformance.conformance.machine import child as child_module
 from fx_quant_conformance.conformance.machine import frames
 from fx_quant_conformance.conformance.machine import workplace as module
-from fx_quant_conformance.conformance.machine.child import (
-    Answer,
-    Child,
-    Ending,
-    Parent,
-    Recipe,
-    StartError,
-    start_server,
-)
+from fx_quant_conformance.conformance.machine.child import Answer, Child, Ending, Parent, Recipe, StartError
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.machine.process import own_peak_mib

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -48,6 +49,16 @@ def test_another_module_of_the_process_counts_and_so_does_what_lies_beside_a_sin
     alone = list_sources("made_up_single", "fx_quant_conformance.backends.base")
     assert {own, str(vendor / "made_up_late.py"), str(vendor / "made_up_vendor")} <= {*alone}
     assert str(vendor / "notes.txt") not in alone
+
+
+def test_a_vendors_package_may_be_called_as_a_folder_of_the_suite_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conformance").mkdir()
+    module = ModuleType("conformance")
+    module.__path__ = [str(tmp_path / "conformance")]
+    monkeypatch.setitem(sys.modules, "conformance", module)
+    assert str(tmp_path / "conformance") in list_sources("conformance.mine", "conformance.mine")
 
 
 def test_a_module_whose_files_are_nowhere_is_an_error(vendor: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from fx_quant_conformance.conformance.claims.claim import Claim
-from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe, start_server
+from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.messages import Begin, Tally, Trace, from_line
 from fx_quant_conformance.conformance.machine.workplace import LostProcess, Serve, Workplace, make_answer

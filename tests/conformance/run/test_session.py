@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Representation
-from fx_quant_conformance.conformance.machine.child import Ending, start_server
+from fx_quant_conformance.conformance.machine.child import Ending
+from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.run.judging import open_workplaces
 from fx_quant_conformance.conformance.run.opening import open_run
 from fx_quant_conformance.conformance.run.session import Run, open_session, param_id, run_of
