@@ -95,14 +95,14 @@ def test_addmm() -> None:
     config.set_backend_pattern_config(entry)
     reference = converted(model, [RANGE], output=[[x]], config=config)
     (exact,) = Walk(reference, Capabilities(int32_bias=True)).exact((x,))
-    products = [
-        sum((int(q[n, k]) - ZX) * int(weight[k, c]) for k in range(5)) * SX * Fraction(2) ** -6
-        for n in range(3)
-        for c in range(2)
-    ]
+    places = [(n, c) for n in range(3) for c in range(2)]
+    parts = [[(int(q[n, k]) - ZX) * int(weight[k, c]) * SX * Fraction(2) ** -6 for k in range(5)] for n, c in places]
+    products = [sum(each) for each in parts]
     biases = [Fraction(each) for each in bias.tolist()] * 3
     agree(exact, [2 * product - added for product, added in zip(products, biases, strict=True)])
     assert set(exact.errors["bias"].flatten().tolist()) == {2.0**-5 * 2.0**-6}  # half a step of 2·s_x·s_w
+    sizes = [abs(added) + 2 * sum(map(abs, each)) for added, each in zip(biases, parts, strict=True)]
+    assert exact.errors["rescale"].flatten().tolist() == pytest.approx([float(size) * 2.0**-23 for size in sizes])
 
 
 @pytest.mark.rule("NUM-05")
