@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ settings.load_profile("project")
 # Hypothesis draws constants of the project's modules, too: of those that are imported by then, which depends on what
 # other tests a process has run.
 setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
+
+
+# What the children of all tests have imported already, whichever test is the first to make one.
+forkserver.set_forkserver_preload(["tests.support.preloaded"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

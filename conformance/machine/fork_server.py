@@ -30,8 +30,7 @@ def start_server(modules: Sequence[str] = PRELOADED) -> None:
     """
     if HAS_CHILDREN:
         forkserver.set_forkserver_preload(list(modules))
-        with _have_suite_found():
-            forkserver._forkserver.ensure_running()
+        _ensure_running()
 
 
 def start_server_early() -> None:
@@ -67,6 +66,8 @@ def start_process(
 ) -> multiprocessing.process.BaseProcess:
     """Start a child; where the server that was joined makes none any more, by one of this process's."""
     try:
+        if context.get_start_method() == "forkserver":
+            _ensure_running()  # a server that was lost is started anew
         process: multiprocessing.process.BaseProcess = context.Process(target=target, args=given, daemon=True)
         process.start()
     except (OSError, EOFError):
@@ -74,9 +75,16 @@ def start_process(
         if vars(server).pop("ensure_running", None) is None:
             raise
         server._forkserver_address = None
+        _ensure_running()
         process = context.Process(target=target, args=given, daemon=True)
         process.start()
     return process
+
+
+def _ensure_running() -> None:
+    """Start the server, unless it runs."""
+    with _have_suite_found():
+        forkserver._forkserver.ensure_running()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.workplace import KeptWorker
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.description import read_description
@@ -42,5 +41,4 @@ def remote_backend(spec: str, limit: float = 20.0) -> WorkersBackend:
 
     ``limit``: seconds for one piece of work.
     """
-    start_server(["tests.support.preloaded"])
     return WorkersBackend(spec, limit)

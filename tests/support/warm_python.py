@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
+from fx_quant_conformance.conformance.machine.fork_server import start_server
+
 NEW_CHILDREN = {"NEW_CHILDREN": "1"}
 """In a command's environment: it makes its processes from a new interpreter too, as a command by itself does."""
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.support.preloaded"])
 
 
 def run_python(
@@ -35,6 +36,7 @@ def run_python(
     environment = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
+        start_server(["tests.support.preloaded"])
         process = _CONTEXT.Process(target=_be_python, args=(words, cwd, environment, out, err))
         process.start()
         process.join(timeout)

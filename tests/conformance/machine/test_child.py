@@ -30,7 +30,6 @@ from fx_quant_conformance.conformance.machine.child import (
     Recipe,
     StartError,
 )
-from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from tests.conformance.support.endings import is_gone, list_running, open_ways
 
@@ -41,12 +40,6 @@ SHORT = 0.4
 """Seconds for what hangs, in a child that has answered before."""
 REPO = Path(__file__).resolve().parents[3]
 Make = Callable[..., Child]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def warm_server() -> None:
-    """Children find the suite imported. They import this module too, so that it is not done there."""
-    start_server(["tests.support.preloaded"])
 
 
 @pytest.fixture
@@ -612,8 +605,11 @@ print(*pids, *[child.pid for child in children], server._forkserver_pid, flush=T
 
 
 def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    """Its children count as dead, and end."""
+    """Its children count as dead, and end. The new one passes over a suite in the folder where it starts."""
+    (tmp_path / "other" / "fx_quant_conformance").mkdir(parents=True)
+    (tmp_path / "other" / "fx_quant_conformance" / "__init__.py").write_text("raise SystemExit('another suite')")
     text = """
+start_server(["fx_quant_conformance.conformance.machine.release"])
 child, pid = make(is_guarded=True), server._forkserver_pid
 group = child.pid
 try:
@@ -622,6 +618,7 @@ except ChildLost as lost:
     print(lost.ending)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 child.end()
+os.chdir("other")
 new = make()
 print(group, do(new)["pid"] == new.pid, do(new)["parent"] == server._forkserver_pid != pid)
 """

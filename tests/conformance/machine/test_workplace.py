@@ -17,7 +17,6 @@ from fx_quant_conformance.conformance.machine import child as child_module
 from fx_quant_conformance.conformance.machine import frames
 from fx_quant_conformance.conformance.machine import workplace as module
 from fx_quant_conformance.conformance.machine.child import Answer, Child, Ending, Parent, Recipe, StartError
-from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.machine.process import own_peak_mib
@@ -46,12 +45,6 @@ HOLDER = "the process that holds both the suite and a backend"
 """What a judge is called that holds other code, in what is said of its end."""
 Open = Callable[..., Answer]
 Make = Callable[..., Workplace]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def warm_server() -> None:
-    """Children find the suite imported. They import this module too, so that it is not done there."""
-    start_server(["tests.support.preloaded"])
 
 
 # -- what judges and workers do ---------------------------------------------------------------------------------------

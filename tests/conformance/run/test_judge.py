@@ -12,7 +12,6 @@ import pytest
 
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe
-from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.messages import Begin, Tally, Trace, from_line
 from fx_quant_conformance.conformance.machine.workplace import LostProcess, Serve, Workplace, make_answer
@@ -55,12 +54,6 @@ RESULT = ClaimResult(
 MEASUREMENT = Measurement(topic="t", subject="s", values={"x": 1})
 GRAPHS = {"float model": "x = input"}
 Serving = Callable[..., Serve]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def warm_server() -> None:
-    """Children find the suite imported. They import this module too, so that it is not done there."""
-    start_server(["tests.support.preloaded"])
 
 
 @dataclass(kw_only=True)

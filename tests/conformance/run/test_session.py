@@ -11,7 +11,6 @@ import pytest
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Representation
 from fx_quant_conformance.conformance.machine.child import Ending
-from fx_quant_conformance.conformance.machine.fork_server import start_server
 from fx_quant_conformance.conformance.run.judging import open_workplaces
 from fx_quant_conformance.conformance.run.opening import open_run
 from fx_quant_conformance.conformance.run.session import Run, open_session, param_id, run_of
@@ -125,7 +124,6 @@ def test_the_processes_that_open_a_run_do_its_first_work_and_are_not_new_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """What they do not complete is done again in new ones, with their warm-up."""
-    start_server(["tests.support.preloaded"])
     fresh = dict[str, list[bool]]()
     for name, tired_of in (("Good", ""), ("TiredOfTalking", "lower"), ("TiredOfTalking", "warm_up")):
         monkeypatch.setenv("TIRED_OF", tired_of)
@@ -142,7 +140,6 @@ def test_the_processes_that_open_a_run_do_its_first_work_and_are_not_new_to_it(
 
 @pytest.mark.slow
 def test_processes_that_no_work_needs_end_with_the_places(tmp_path: Path) -> None:
-    start_server(["tests.support.preloaded"])
     run = open_session(options(tmp_path, backend=f"{fakes.__name__}:Good", profile="quick"))
     pids = [each.pid for each in (run.openers.worker, run.openers.judge) if each is not None]
     open_workplaces(run).close()
