@@ -49,8 +49,8 @@ class Representation(Enum):
     decomposed form by ``refimpl.export_reference`` right before ``lower`` is called."""
 
     QUANTIZED = "quantized"
-    """The form of torch's own engines, as long as torch has them. ``torch.quantize_per_tensor`` makes a tensor of dtype
-    ``torch.quint8``, and scale and zero point travel inside the tensor."""
+    """The form of torch's own engines, as long as torch has them: a quantized tensor of dtype ``quint8`` carries scale
+    and zero point inside of it."""
 
 
 class RoundingMode(Enum):

@@ -34,11 +34,12 @@ from fx_quant_conformance.backends.exporting import (
 from fx_quant_conformance.refimpl import export_reference
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
 from fx_quant_conformance.refimpl.config.native import Table
+from fx_quant_conformance.refimpl.legacy import qint8
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
-S8 = DTypeConfig(torch.qint8, torch.qint8)
-S8_S8 = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)
-DYNAMIC_S8_S8 = DTypeConfig(torch.qint8, torch.float32, torch.qint8, torch.float32, is_dynamic=True)
+S8 = DTypeConfig(qint8, qint8)
+S8_S8 = DTypeConfig(qint8, qint8, qint8, torch.float32)
+DYNAMIC_S8_S8 = DTypeConfig(qint8, torch.float32, qint8, torch.float32, is_dynamic=True)
 TABLE: Table = {
     "conv": (S8_S8,),
     "linear": (S8_S8, DYNAMIC_S8_S8),

@@ -12,12 +12,12 @@ from functools import partial, reduce
 from operator import getitem
 from typing import Any
 
-import torch.ao.nn.intrinsic as nni
 from torch import nn
 
 from fx_quant_conformance.refimpl.config.fusers import FuserMethod, assemble, fuse_bn, names_of
 from fx_quant_conformance.refimpl.config.patterns import Pattern, is_match_all
 from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.legacy import nni
 
 
 def _fuse_add(side: int, is_qat: bool, add: Any, *branches: Any) -> nn.Module:

@@ -22,6 +22,7 @@ from fx_quant_conformance.refimpl.graph.graph_modules import free_name
 from fx_quant_conformance.refimpl.graph.invariants import check_graph, is_dequantize
 from fx_quant_conformance.refimpl.graph.modules import copy_shallow, remove_qconfig
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, finish, no_collection, notes_of
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE, QUANTIZE_PER_CHANNEL
 from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import PlaceholderObserver, asks_whole_range
 from fx_quant_conformance.refimpl.observers.qparams import QParams, dtype_range, is_quantized_dtype
@@ -147,10 +148,10 @@ class _Rewriting:
         value, quantize = node.all_input_nodes[0], cast(Any, node.target)
         weight = attribute_of(self.reference, str(value.target))
         if qparams.axis is None:
-            found = torch.quantize_per_tensor(weight, qparams.scale, qparams.zero_point, qparams.dtype)
+            found = QUANTIZE(weight, qparams.scale, qparams.zero_point, qparams.dtype)
         else:
             numbers = (qparams.scale, qparams.zero_point, qparams.axis)
-            found = torch.quantize_per_channel(weight, *numbers, qparams.dtype)
+            found = QUANTIZE_PER_CHANNEL(weight, *numbers, qparams.dtype)
         wanted = quantize(weight, *arguments)
         dequantize = next(cast(Any, user.target) for user in node.users if is_dequantize(user))
         moved = _move(weight, found, wanted, dequantize(wanted, *arguments))

@@ -19,6 +19,7 @@ from fx_quant_conformance.backends.torch_engines.tables import NativeName, nativ
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION
 
 
 class ReferenceBackend(Backend):
@@ -54,17 +55,16 @@ class ReferenceBackend(Backend):
 
 def _import_torchs_configs(name: str) -> ModuleType:
     """Return torch's module of configs. Raises ImportError where torch no longer has it."""
-    package = "torch.ao.quantization"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            importlib.import_module(f"{package}.quantize_fx")  # torch's configs do not import without it
-            return importlib.import_module(f"{package}.backend_config")
+            importlib.import_module(f"{QUANTIZATION}.quantize_fx")  # torch's configs do not import without it
+            return importlib.import_module(f"{QUANTIZATION}.backend_config")
         except ModuleNotFoundError as error:
             own = ", ".join(get_args(NativeName))
             raise ImportError(
-                f"the config {name} is read from {package}.backend_config, which torch {torch.__version__} does not "
-                f"have; the configs {own} are refimpl's own and need no such torch"
+                f"the config {name} is read from {QUANTIZATION}.backend_config, which torch {torch.__version__} does "
+                f"not have; the configs {own} are refimpl's own and need no such torch"
             ) from error
 
 

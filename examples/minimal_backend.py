@@ -8,13 +8,12 @@ pytest conformance --backend=examples.minimal_backend:MinimalBackend --without-e
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
 
 from fx_quant_conformance.backends.base import Backend, Representation
-from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, nnqr, qint8, quint8
 
-INT8 = DTypeConfig(torch.quint8, torch.quint8, torch.qint8, torch.float32)
+INT8 = DTypeConfig(quint8, quint8, qint8, torch.float32)
 
 
 class MinimalBackend(Backend):

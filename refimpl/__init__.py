@@ -28,6 +28,7 @@ from fx_quant_conformance.refimpl.convert.convert import (
 from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
 from fx_quant_conformance.refimpl.exported.exported import export_reference
 from fx_quant_conformance.refimpl.fuse.fuse import fuse_fx
+from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat, nnqr, qint8, qint32, quint8
 from fx_quant_conformance.refimpl.lower.lower import convert_fx, lower
 from fx_quant_conformance.refimpl.observers.default_qconfigs import (
     get_default_qat_qconfig,
@@ -110,8 +111,15 @@ __all__ = [  # noqa: RUF022
     "get_default_qconfig",
     "get_default_qconfig_mapping",
     "lower",
+    "nni",
+    "nniqat",
+    "nnqat",
+    "nnqr",
     "prepare_fx",
     "prepare_qat_fx",
+    "qint32",
+    "qint8",
+    "quint8",
 ]
 
 check_name(__name__)

@@ -108,7 +108,7 @@ def format_release(release: Release) -> str:
 
 
 def find_torchs(module: str) -> Any | None:
-    """Import a module of ``torch.ao.quantization``, a package that torch announces to remove; None where it is gone."""
+    """Import a module of ``torch.ao``, a package that torch announces to remove; None where it is gone."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -117,21 +117,10 @@ def find_torchs(module: str) -> Any | None:
         return None
 
 
-def refuse_unfit() -> None:
-    """Raise ImportError for a torch that is older than `OLDEST`, or has no ``torch.ao.nn``.
-
-    Patterns of configs are classes of torch.ao.nn, and reference and native modules are its own: where it goes, the
-    quantized engines of torch have gone, and with them what a BackendConfig is about. (docs/backends.md)
-    """
+def refuse_old() -> None:
+    """Raise ImportError for a torch that is older than `OLDEST`."""
     if read_release() < OLDEST:
         raise ImportError(f"torch {torch.__version__} is too old: refimpl needs {format_release(OLDEST)} or newer")
-    try:
-        importlib.import_module("torch.ao.nn.quantized.reference")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"torch {torch.__version__} has no torch.ao.nn, whose classes a BackendConfig names; "
-            f"the newest release that refimpl was run on is {format_release(NEWEST)}"
-        ) from error
 
 
-refuse_unfit()
+refuse_old()

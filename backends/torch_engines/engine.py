@@ -16,6 +16,7 @@ from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.refimpl import BackendConfig, lower
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import LACK
 from fx_quant_conformance.refimpl.lower.calls import REQUANTIZE
 
 
@@ -88,7 +89,9 @@ class TorchEngineBackend(Backend):
         return native_config(self.name)  # type: ignore[arg-type]
 
     def unavailable_reason(self) -> str | None:
-        """Report an engine that this build of torch lacks."""
+        """Report an engine that this build of torch lacks, or that torch has no more."""
+        if LACK:
+            return f"{LACK}, which its engines compute with"
         supported = torch.backends.quantized.supported_engines
         reason = f"this build of torch has no quantized engine {self.engine!r}; it has {', '.join(supported)}"
         return None if self.engine in supported else reason

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
@@ -36,6 +34,7 @@ from fx_quant_conformance.refimpl.config.native import (
 )
 from fx_quant_conformance.refimpl.config.patterns import Leaf, MatchAllNode
 from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.legacy import nni, nnqr, qint8
 
 NativeName: TypeAlias = Literal["native", "qnnpack", "fbgemm", "x86", "onednn"]
 
@@ -74,13 +73,13 @@ FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
 }
 
 # XNNPACK's kernels: symmetric activations and weights, and scales that keep the requantization within range.
-_S8_ACTIVATION = DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12)
+_S8_ACTIVATION = DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12)
 _S8_WEIGHT = DTypeWithConstraints(
-    torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
+    qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
 )
 S8 = DTypeConfig(_S8_ACTIVATION, _S8_ACTIVATION)
 S8_S8 = DTypeConfig(_S8_ACTIVATION, _S8_ACTIVATION, _S8_WEIGHT, torch.float32)
-WEIGHT_S8 = DTypeConfig(torch.float32, torch.float32, torch.qint8)
+WEIGHT_S8 = DTypeConfig(torch.float32, torch.float32, qint8)
 
 _QNNPACK: native.Table = {
     "conv": (S8_S8, U8_S8),

@@ -13,6 +13,7 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import fixed_qparams_of
 from fx_quant_conformance.conformance.claims.qconfigs import make_min_max, observer_arguments_of, suite_qconfig_for
+from fx_quant_conformance.refimpl.legacy import qint8, quint8
 from fx_quant_conformance.refimpl.observers.observers import Constructor, dtype_range, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
@@ -80,7 +81,7 @@ def _bind(make: Constructor, **changes: Any) -> Constructor:
 
 
 def _change_dtype(_: Claim, ends: Constraints, make: Constructor) -> tuple[Any, object]:
-    dtype = torch.qint8 if ends[0].dtype is torch.quint8 else torch.quint8
+    dtype = qint8 if ends[0].dtype is quint8 else quint8
     low, high = dtype_range(dtype)
     return _bind(make, dtype=dtype, quant_min=low, quant_max=high), dtype
 

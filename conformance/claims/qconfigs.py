@@ -12,6 +12,7 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import Kind, fixed_qparams_of, kind_of
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
+from fx_quant_conformance.refimpl.legacy import qint8
 from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 
 WEIGHT_OBSERVERS: dict[str, tuple[Any, torch.qscheme]] = {
@@ -173,7 +174,7 @@ def _make_weight(dtypes: DTypeConfig, kind: Kind, scheme: str, axis: int, is_qat
     observer, qscheme = WEIGHT_OBSERVERS.get(scheme, WEIGHT_OBSERVERS["per_tensor_symmetric"])
     constraints = dtypes.weight_dtype_with_constraints
     is_bounded = is_quantized_dtype(constraints.dtype)
-    arguments: dict[str, Any] = observer_arguments_of(constraints) if is_bounded else {"dtype": torch.qint8}
+    arguments: dict[str, Any] = observer_arguments_of(constraints) if is_bounded else {"dtype": qint8}
     arguments["qscheme"] = qscheme
     if observer is refimpl.PerChannelMinMaxObserver:
         arguments["ch_axis"] = axis

@@ -13,6 +13,7 @@ from fx_quant_conformance.conformance.claims.claim import has_weight
 from fx_quant_conformance.conformance.ops.fused_modules import weight_axis_of
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaves
+from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
 from fx_quant_conformance.refimpl.observers.qparams import dtype_range, is_quantized_dtype
 
 NOT_ANNOTATED = "not annotated"
@@ -20,7 +21,7 @@ NO_INPUT = "no input is quantized"
 OUTPUT_LEFT = "inputs are quantized and the output is not: a static dtype config has no words for it"
 _EPS = torch.finfo(torch.float32).eps
 """The smallest scale of an observer that names none; it is no claim."""
-_OF_PLAIN = {torch.uint8: torch.quint8, torch.int8: torch.qint8, torch.int32: torch.qint32}
+_OF_PLAIN = {torch.uint8: quint8, torch.int8: qint8, torch.int32: qint32}
 _PER_TENSOR = (None, torch.per_tensor_affine, torch.per_tensor_symmetric)
 _SCHEMES = {
     torch.per_tensor_symmetric: "per_tensor_symmetric",

@@ -25,6 +25,7 @@ from fx_quant_conformance.conformance.stages.execution import ask_execution
 from fx_quant_conformance.conformance.stages.lower import lower, run_lowered
 from fx_quant_conformance.conformance.stages.state import LoweredModel
 from fx_quant_conformance.refimpl import DTypeConfig, FixedQParamsObserver, QConfig, QConfigMapping, explain, prepare_fx
+from fx_quant_conformance.refimpl.legacy import qint8
 from fx_quant_conformance.refimpl.observers.observers import dtype_range
 
 WEIGHT_SCALE = 2.0**-7
@@ -144,7 +145,7 @@ class Site:
     def _lower(self, probe: ProbeModel) -> tuple[GraphModule, LoweredModel]:
         """Return the reference model, and what the backend's lower makes of it. Raises Unmeasured."""
         qconfig: Any = make_qconfig(self.dtypes, self.scheme)
-        weight = qconfig.weight.with_args(dtype=torch.qint8, quant_min=-WEIGHT_END, quant_max=WEIGHT_END)
+        weight = qconfig.weight.with_args(dtype=qint8, quant_min=-WEIGHT_END, quant_max=WEIGHT_END)
         mapping = QConfigMapping().set_global(QConfig(activation=qconfig.activation, weight=weight))
         prepared = prepare_fx(probe.model.eval(), mapping, None, backend_config=self.bench.config)
         _check_quantized(prepared)

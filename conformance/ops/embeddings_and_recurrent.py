@@ -214,7 +214,7 @@ def _sample_sequence(states: int) -> OpSamples:
     fixed = dict(PLACES)
     if states == 2:
         fixed["proj_size"] = Fixed(
-            reason="torch.ao.nn.quantized.reference.LSTM has none: its from_float drops the projection, its forward "
+            reason="nnqr.LSTM has none: its from_float drops the projection, its forward "
             "then refuses the projected states"
         )
     return OpSamples(

@@ -7,9 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -17,6 +14,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from fx_quant_conformance.conformance.ops import activations, arithmetic
 from fx_quant_conformance.conformance.ops.op_model import Step
 from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
+from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat
 
 MEMBERS: dict[Any, tuple[Any, ...]] = {
     nni.LinearReLU: (nn.Linear, nn.ReLU),
@@ -39,17 +37,18 @@ MEMBERS: dict[Any, tuple[Any, ...]] = {
 }
 """The members of each fused module, in the order in which its constructor takes them."""
 
-_SAME_NAME = {
-    nnqat: (nn, "Linear Conv1d Conv2d Conv3d Embedding EmbeddingBag"),
-    nniqat: (
+_SAME_NAME = (
+    (nnqat, nn, "Linear Conv1d Conv2d Conv3d Embedding EmbeddingBag"),
+    (
+        nniqat,
         nni,
         "ConvBn1d ConvBn2d ConvBn3d ConvBnReLU1d ConvBnReLU2d ConvBnReLU3d ConvReLU1d ConvReLU2d ConvReLU3d "
         "LinearReLU LinearBn1d",
     ),
-}
+)
 QAT_OF: dict[Any, Any] = {
     getattr(qat_module, name): getattr(float_module, name)
-    for qat_module, (float_module, names) in _SAME_NAME.items()
+    for qat_module, float_module, names in _SAME_NAME
     for name in names.split()
 }
 """The class that each QAT class is made of by ``from_float``: a float one, or a fused one."""

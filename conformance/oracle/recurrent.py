@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.oracle import dynamic
 from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step, gamma
+from fx_quant_conformance.refimpl.legacy import nnqr
+from fx_quant_conformance.refimpl.legacy.weights import read_integers
 
 States: TypeAlias = tuple[Value, ...]
 
@@ -262,22 +262,19 @@ def _choose_unit(*steps: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 def _read_maps(module: Any, suffix: str, arithmetic: Arithmetic) -> Maps:
     """The linear maps of a layer and direction, or of a cell (whose names have no suffix)."""
-    quantized = (get_quantized_weight(module, f"weight_{which}{suffix}") for which in ("ih", "hh"))  # type: ignore[no-untyped-call]
-    weight_ih, weight_hh = (_read_weight(weight, arithmetic.counts_weights) for weight in quantized)
+    names = (f"weight_{which}{suffix}" for which in ("ih", "hh"))
+    weight_ih, weight_hh = (_read_weight(module, name, arithmetic.counts_weights) for name in names)
     bias_ih, bias_hh = (getattr(module, f"bias_{which}{suffix}", None) for which in ("ih", "hh"))
     return Maps(weight_ih=weight_ih, weight_hh=weight_hh, bias_ih=bias_ih, bias_hh=bias_hh)
 
 
-def _read_weight(quantized: Tensor, counts_weights: bool) -> Value:
+def _read_weight(module: Any, name: str, counts_weights: bool) -> Value:
     """A weight as it was folded to integers, or in half precision."""
-    if not quantized.is_quantized:
-        return dynamic.read_half_weight(quantized, counts_weights=counts_weights)
-    if quantized.qscheme() is torch.per_tensor_affine:
-        scale, zero = torch.tensor(quantized.q_scale()).double(), torch.tensor(quantized.q_zero_point()).double()
-    else:
-        qparams = (quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points())
-        scale, zero = (each.double().unsqueeze(1) for each in qparams)
-    return dynamic.dequantize(quantized.int_repr().double(), scale, zero, counts_weights=counts_weights)
+    integers = read_integers(module, name)
+    if integers.is_floating_point():
+        return dynamic.read_half_weight(integers, counts_weights=counts_weights)
+    scale, zero = (getattr(module, f"{name}_{each}").double().reshape(-1, 1) for each in ("scale", "zero_point"))
+    return dynamic.dequantize(integers.double(), scale, zero, counts_weights=counts_weights)
 
 
 def _read_states(initial: Any, shape: tuple[int, ...], kind: RecurrentClass, new_axis: int | None) -> States:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
@@ -31,8 +30,10 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     bound_moves,
     gamma,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, integers_of
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
+from fx_quant_conformance.refimpl.legacy import nnqr, quint4x2
+from fx_quant_conformance.refimpl.legacy.weights import read_integers
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 
@@ -126,13 +127,11 @@ def _read_table(module: Any, walk: Walker) -> Value:
     """
     if module.max_norm is not None:
         raise NoOracleError("no oracle for rows renormalized while they are looked up (max_norm)")
-    weight = module.get_quantized_weight()
+    q = read_integers(module).double()
     scale, zero = (each.double().reshape(-1, 1) for each in (module.weight_scale, module.weight_zero_point))
-    is_packed = weight.dtype is torch.quint4x2  # two to a byte: its integers are read off its values
-    q = (weight.dequantize().double() / scale + zero).round() if is_packed else integers_of(weight)
     table = dequantize(q, scale, zero, counts_weights=walk.counts_weights)
     errors = {"function": gamma(3) * scale * (q.abs() + zero.abs()), **table.errors}
-    if is_packed and walk.capabilities.half_row_qparams:
+    if module.weight_dtype is quint4x2 and walk.capabilities.half_row_qparams:
         bias = -scale * zero
         errors["half qparams"] = (q * (scale.half().double() - scale) + (bias.half().double() - bias)).abs()
     return replace(table, errors=errors)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
@@ -17,6 +16,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     Value,
     bound_dot_products,
 )
+from fx_quant_conformance.refimpl.legacy import nnqr
 
 _CONVOLUTION = OpRule(arithmetic=DOT_PRODUCT, bound=bound_dot_products, source="torch.nn.functional.conv*; NUM-03")
 OP_RULES: dict[Any, OpRule] = dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, *TRANSPOSED), _CONVOLUTION)

@@ -16,20 +16,16 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
-import torch.ao.nn.qat.dynamic as nnqatd
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
 from fx_quant_conformance.refimpl import BackendConfig, DTypeWithConstraints, ObservationType
 from fx_quant_conformance.refimpl.config.patterns import MatchAllNode, is_match_all, leaf_name
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION, find_dtype, is_dtype, nni, nniqat, nnqat, nnqatd, nnqr
 
 _HOMES = (torch, F, operator, nn, nni, nnqat, nnqatd, nniqat, nnqr)
 """Where the module classes and functions are that a config may name."""
-_ONEDNN = "torch.ao.quantization.backend_config.onednn"
+_ONEDNN = f"{QUANTIZATION}.backend_config.onednn"
 CALLED = (
     "fx_quant_conformance.refimpl.config.fusers.assemble",
     "fx_quant_conformance.refimpl.config.fusers.fuse_bn",
@@ -38,7 +34,7 @@ CALLED = (
         for name in ("_fuse_add", "_fuse_add_relu", "_at", "_all_at")
     ),
     *(
-        f"torch.ao.quantization.fuser_method_mappings.fuse_{parts}"
+        f"{QUANTIZATION}.fuser_method_mappings.fuse_{parts}"
         for parts in ("conv_bn", "conv_bn_relu", "convtranspose_bn", "linear_bn")
     ),
     f"{_ONEDNN}._fuse_linear_bn_leaky_relu",
@@ -111,7 +107,7 @@ def _is_called(call: partial[Any]) -> bool:
 def _encode(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, torch.dtype):
+    if is_dtype(value):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, ObservationType):
         return {"observation": value.name}
@@ -151,7 +147,7 @@ def _decode(data: Any) -> Any:
     if kind == "dict":
         return {_decode(key): (_decode_call if key in _CALLS else _decode)(item) for key, item in value}
     if kind == "dtype":
-        return _expect(getattr(torch, value), torch.dtype)
+        return find_dtype(value)
     if kind == "observation":
         return ObservationType[value]
     if kind == "bounds":
@@ -169,12 +165,6 @@ def _decode_call(data: Any) -> Any:
     if not has_own_code(function) and not _is_called(call):
         raise ValueError(f"no fuser method or getter that the judge calls: {call}")
     return call if args or keywords else function
-
-
-def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"expected a {kind.__name__}, found {value!r}")
-    return value
 
 
 @cache

@@ -33,7 +33,6 @@ from fx_quant_conformance.conformance.reproducers.spelling import (
     format_call,
     format_constructor,
     format_own_constructor,
-    is_reference,
     is_vendors,
     name_class,
     spell,
@@ -41,6 +40,7 @@ from fx_quant_conformance.conformance.reproducers.spelling import (
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.legacy import is_reference
 from fx_quant_conformance.refimpl.observers.decomposed import REGISTRAR
 from fx_quant_conformance.reports.schema import Check, Where
 from fx_quant_conformance.reports.verdicts import Verdict

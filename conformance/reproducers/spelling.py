@@ -12,12 +12,12 @@ from functools import reduce
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.legacy import is_reference
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLAIN = (int, float, str, bool, type(None), torch.dtype)
@@ -37,11 +37,6 @@ def flatten(target: str) -> str:
     """Return a module's path as one name; a number, as Sequential has them, gets a letter before it."""
     name = target.replace(".", "_")
     return name if name.isidentifier() else f"m{name}"
-
-
-def is_reference(module: nn.Module) -> bool:
-    """Tell whether a module is one of torch's reference modules."""
-    return type(module).__module__.startswith(nnqr.__name__)
 
 
 def name_class(module: nn.Module) -> str:

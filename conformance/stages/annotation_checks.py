@@ -17,6 +17,7 @@ from fx_quant_conformance.conformance.claims.qconfigs import WEIGHT_OBSERVERS
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
+from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
 from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.dtype_choice import (
@@ -27,7 +28,7 @@ from fx_quant_conformance.refimpl.prepare.dtype_choice import (
 )
 from fx_quant_conformance.reports.verdicts import Verdict
 
-_QUANTIZED = {PLAIN_DTYPE[dtype]: dtype for dtype in (torch.quint8, torch.qint8, torch.qint32)}
+_QUANTIZED = {PLAIN_DTYPE[dtype]: dtype for dtype in (quint8, qint8, qint32)}
 _PER_TENSOR = (None, torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 

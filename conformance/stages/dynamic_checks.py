@@ -19,6 +19,7 @@ from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import find_observers, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.legacy import is_dtype
 from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
 
 
@@ -105,7 +106,7 @@ def _quantizes(node: Node) -> bool:
 
 def _dtype_of(quantize: Node) -> Any:
     """Return the dtype of a quantize node: the last argument that is one."""
-    return [argument for argument in quantize.args if isinstance(argument, torch.dtype)][-1]
+    return [argument for argument in quantize.args if is_dtype(argument)][-1]
 
 
 def _range_of(quantize: Node) -> tuple[int, int]:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, lay_along, qparams_of
+from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, qparams_of
 from fx_quant_conformance.conformance.oracle.vendor_modules import ends_of_weight
 from fx_quant_conformance.conformance.vectors.files import Array, format_json
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.legacy.dtypes import is_dtype
+from fx_quant_conformance.refimpl.legacy.weights import read_integers
 from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
@@ -82,7 +84,7 @@ class _Draft:
             return value
         if value is Ellipsis:
             return {"ellipsis": True}
-        if isinstance(value, torch.dtype):
+        if is_dtype(value):
             return {"dtype": name_of(value)}
         if isinstance(value, Tensor):
             return self.hold(f"constant.{len(self.arrays)}", value)
@@ -221,7 +223,7 @@ def _describe_arguments(draft: _Draft, module: nn.Module) -> Data:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, (*_PLAIN, torch.dtype))
+    return value is None or is_dtype(value) or isinstance(value, _PLAIN)
 
 
 def _describe_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[tuple[str, Data]]:
@@ -235,7 +237,7 @@ def _describe_tensors(draft: _Draft, path: str, module: nn.Module) -> Iterator[t
             if holds and name == "weight":
                 yield f"{inside}{name}", _describe_weight(draft, key, part)
             elif is_quantized_dtype(getattr(part, f"{name}_dtype", None)) and hasattr(part, f"{name}_scale"):
-                yield f"{inside}{name}", _describe_named_weight(draft, key, part, name, tensor)
+                yield f"{inside}{name}", _describe_named_weight(draft, key, part, name)
             elif not _is_qparam(part, name, holds):
                 yield f"{inside}{name}", draft.hold(key, tensor.detach())
 
@@ -249,37 +251,19 @@ def _describe_weight(draft: _Draft, key: str, part: Any) -> Data:
     if not is_quantized_dtype(part.weight_dtype):
         return draft.hold(key, part.get_weight().detach())
     low, high = ends_of_weight(part)
-    integers = _read_integers(part)
+    integers = read_integers(part).to(PLAIN_DTYPE.get(part.weight_dtype, torch.uint8))
     axis = int(part.weight_axis) if part.weight_scale.numel() > 1 else None
     ends = (int(low), int(high))
     return _describe_held(draft, key, integers, (part.weight_scale, part.weight_zero_point), axis, ends)
 
 
-def _read_integers(part: Any) -> Tensor:
-    """Return the integers of a reference module's weight, one to an element: torch packs those of 4 bits."""
-    weight = part.get_quantized_weight()
-    if weight.dtype is not torch.quint4x2:
-        return _plain(weight).to(PLAIN_DTYPE[part.weight_dtype])
-    scale, zero_point = lay_along(part.weight_axis, weight.dequantize(), part.weight_scale, part.weight_zero_point)
-    steps: Tensor = weight.dequantize().double() / scale.double() + zero_point.double()
-    return steps.round().to(torch.uint8)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.int_repr() if tensor.is_quantized else tensor
-
-
-def _describe_named_weight(draft: _Draft, key: str, part: Any, name: str, tensor: Tensor) -> Data:
+def _describe_named_weight(draft: _Draft, key: str, part: Any, name: str) -> Data:
     """Spell one of the weights of a recurrent module, which have qparams of their own."""
     scale, zero_point = (getattr(part, f"{name}_{which}") for which in ("scale", "zero_point"))
     dtype = getattr(part, f"{name}_dtype")
     axis = int(getattr(part, f"{name}_axis", 0)) if scale.numel() > 1 else None
-    if axis is None:
-        quantized = torch.quantize_per_tensor(tensor.detach(), float(scale), int(zero_point), dtype)
-    else:
-        quantized = torch.quantize_per_channel(tensor.detach(), scale, zero_point, axis, dtype)
     ends = torch.iinfo(PLAIN_DTYPE[dtype])
-    integers = _plain(quantized).to(PLAIN_DTYPE[dtype])
+    integers = read_integers(part, name).to(PLAIN_DTYPE[dtype])
     return _describe_held(draft, key, integers, (scale, zero_point), axis, (ends.min, ends.max))
 
 

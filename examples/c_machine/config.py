@@ -6,27 +6,23 @@ import operator
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Representation, Requantize, RoundingMode
-from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
+from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig, nni, nniqat, nnqat, nnqr, qint8
 from fx_quant_conformance.refimpl.config.backend_config import DIFFERENT, SHARE
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.fusers import sequential
 from fx_quant_conformance.refimpl.config.native import LINEAR_SWAP, Row, config_of
 
-WEIGHTED = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float32)
-PLAIN = DTypeConfig(torch.qint8, torch.qint8)
+WEIGHTED = DTypeConfig(qint8, qint8, qint8, torch.float32)
+PLAIN = DTypeConfig(qint8, qint8)
 CONV_SWAP: dict[str, Any] = {"root": nn.Conv2d, "reference": nnqr.Conv2d}
 INDEX = {"weight": 1, "bias": 2}
 WITH_A_NUMBER = {0: DIFFERENT, 1: SHARE, 2: DIFFERENT}  # a sum or product with a number keeps the grid of its tensor
 PROBABILITY = DTypeWithConstraints(
-    torch.qint8,
+    qint8,
     quant_min_lower_bound=-128,
     quant_max_upper_bound=127,
     scale_exact_match=1 / 256,

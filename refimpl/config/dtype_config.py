@@ -10,8 +10,9 @@ import torch
 
 from fx_quant_conformance.refimpl.config.forms import NUMBER, coerce, instance_of, optional
 from fx_quant_conformance.refimpl.errors import ConfigError, reject_unknown_keys
+from fx_quant_conformance.refimpl.legacy.dtypes import DTYPES, is_dtype
 
-_DTYPE = optional(instance_of(torch.dtype, "a torch.dtype"))
+_DTYPE = optional(instance_of(DTYPES, "a torch.dtype"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class DTypeWithConstraints:
 
     # rule: CFG-02
     dtype: torch.dtype | None = None
-    """The dtype, such as ``torch.quint8``; None: any, and the bounds do not matter."""
+    """The dtype, such as ``quint8``; None: any, and the bounds do not matter."""
     quant_min_lower_bound: int | float | None = None
     """The smallest ``quant_min`` of an observer; acts where both ends are given. (DTY-03)"""
     quant_max_upper_bound: int | float | None = None
@@ -51,7 +52,7 @@ class DTypeWithConstraints:
         """
         if isinstance(value, DTypeWithConstraints):
             return value
-        if value is None or isinstance(value, torch.dtype):
+        if value is None or is_dtype(value):
             return cls(dtype=value)
         if hasattr(value, "quant_min_lower_bound") and hasattr(value, "dtype"):  # rule: CFG-14
             return cls(*(getattr(value, field.name, None) for field in fields(cls)))

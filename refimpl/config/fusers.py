@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -29,6 +28,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from fx_quant_conformance.refimpl.errors import ConfigError, ModelError
+from fx_quant_conformance.refimpl.legacy import nni
 
 FuserMethod: TypeAlias = Callable[..., nn.Module]
 _LayerT = TypeVar("_LayerT", bound=_ConvNd | nn.Linear)

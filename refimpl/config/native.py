@@ -14,10 +14,6 @@ from functools import cache
 from typing import Any, Final, TypeAlias
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
@@ -33,6 +29,7 @@ from fx_quant_conformance.refimpl.config.backend_config import (
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.fusers import FuserMethod, fuse_bn, sequential
 from fx_quant_conformance.refimpl.config.patterns import Leaf, Pattern
+from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat, nnqr, qint8, quint4x2, quint8
 
 Module: TypeAlias = type[nn.Module]
 Table: TypeAlias = Mapping[str, tuple[DTypeConfig, ...]]
@@ -182,7 +179,7 @@ _DEFAULT = (
 def _fix_output(width: float, zero_point: int) -> DTypeWithConstraints:
     """Return the constraints of an op whose output range, and so scale and zero point, is known before. (DTY-05)"""
     exact: dict[str, Any] = {"scale_exact_match": width / 256, "zero_point_exact_match": zero_point}
-    return DTypeWithConstraints(torch.quint8, quant_min_lower_bound=0, quant_max_upper_bound=255, **exact)
+    return DTypeWithConstraints(quint8, quant_min_lower_bound=0, quant_max_upper_bound=255, **exact)
 
 
 _FIXED_QPARAMS = (
@@ -232,7 +229,7 @@ FAMILIES: Final[Mapping[str, tuple[Row, ...]]] = {
 
 # ---- dtypes -----------------------------------------------------------------------------------------------
 
-_F32, _F16, _U8, _S8 = torch.float32, torch.float16, torch.quint8, torch.qint8
+_F32, _F16, _U8, _S8 = torch.float32, torch.float16, quint8, qint8
 #                         input           output          weight          bias
 U8 = DTypeConfig(_U8, _U8)
 U8_S8 = DTypeConfig(_U8, _U8, _S8, _F32)
@@ -240,7 +237,7 @@ U8_F32 = DTypeConfig(_U8, _U8, _F32, _F32)
 DYNAMIC_U8_S8 = DTypeConfig(_U8, _F32, _S8, _F32, is_dynamic=True)
 DYNAMIC_F16 = DTypeConfig(_F16, _F32, _F16, _F32, is_dynamic=True)
 WEIGHT_U8 = DTypeConfig(_F32, _F32, _U8)
-WEIGHT_U4 = DTypeConfig(_F32, _F32, torch.quint4x2)
+WEIGHT_U4 = DTypeConfig(_F32, _F32, quint4x2)
 
 NATIVE: Final[Table] = {
     "conv": (U8_S8,),

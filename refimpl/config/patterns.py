@@ -14,13 +14,11 @@ from functools import cache, lru_cache, reduce
 from typing import Any, TypeAlias, cast
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
 import torch.nn.functional as F
 from torch import nn
 
 from fx_quant_conformance.refimpl.errors import ConfigError
+from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat
 
 Leaf: TypeAlias = type | Callable[..., Any] | str
 Pattern: TypeAlias = Leaf | tuple[Any, ...]

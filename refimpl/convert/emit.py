@@ -12,6 +12,14 @@ from torch.fx import Graph, Node
 
 from fx_quant_conformance.refimpl.errors import QConfigError, blame
 from fx_quant_conformance.refimpl.graph.graph_modules import free_names
+from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import (
+    QUANTIZE,
+    QUANTIZE_DYNAMIC,
+    QUANTIZE_PER_CHANNEL,
+    check_torch,
+    engine_saturates,
+)
 from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import asks_whole_range
 from fx_quant_conformance.refimpl.observers.qparams import (
@@ -37,6 +45,9 @@ class Emitter:
     write_static: Callable[..., tuple[Node, Node]]  # quantize with known qparams (CVT-01)
     write_dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams chosen while running (CVT-03)
     write_float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
+
+    check_torch: Callable[[], None] = staticmethod(lambda: None)
+    """Raises RefimplError where torch lacks what the form is made of."""
 
     def __init__(self, graph: Graph, attributes: dict[str, Any], model: nn.Module, observers: Iterable[Any]) -> None:
         self.graph = graph
@@ -83,7 +94,8 @@ class Emitter:
 class QuantizedTensors(Emitter):
     """Writes quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
 
-    dtypes = (torch.quint8, torch.qint8, torch.qint32)
+    check_torch = staticmethod(check_torch)
+    dtypes = (quint8, qint8, qint32)
 
     def write_static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:
         """Write quantize_per_tensor, or per_channel with an axis; buffers are named after `scope`. (CVT-01)
@@ -94,10 +106,10 @@ class QuantizedTensors(Emitter):
             self.refuse(value, str(qparams.dtype), ", ".join(map(str, self.dtypes)))
         scale, zero_point = qparams.scale, qparams.zero_point
         form: tuple[Any, ...] = (qparams.axis, qparams.dtype)
-        quantize: Any = torch.quantize_per_channel
+        quantize: Any = QUANTIZE_PER_CHANNEL
         if qparams.axis is None:
             scale, zero_point, form = torch.tensor(float(scale)), torch.tensor(int(zero_point)), (qparams.dtype,)
-            quantize = torch.quantize_per_tensor
+            quantize = QUANTIZE
         numbers = (self.add_buffer(f"{scope}_scale", scale), self.add_buffer(f"{scope}_zero_point", zero_point))
         quantized = write_node(self.graph, "call_function", quantize, (value, *numbers, *form))
         return quantized, write_node(self.graph, "call_method", "dequantize", (quantized,))
@@ -108,17 +120,16 @@ class QuantizedTensors(Emitter):
         A whole range is halved too on engines whose kernels saturate, unless the observer asks for it. The op knows
         only these two ranges and affine qparams: another range, or a symmetric scheme, raises QConfigError.
         """
-        does_saturate = torch.backends.quantized.engine in ("fbgemm", "x86")
         is_half = observer.dtype != torch.float16 and self._is_half(value, observer)
-        is_reduced = is_half or (does_saturate and not asks_whole_range(observer))  # rule: CVT-03
+        is_reduced = is_half or (engine_saturates() and not asks_whole_range(observer))  # rule: CVT-03
         arguments = (value, observer.dtype, is_reduced)  # rule: CVT-09
-        quantized = self.graph.call_function(torch.quantize_per_tensor_dynamic, arguments)  # rule: CVT-03
+        quantized = self.graph.call_function(QUANTIZE_DYNAMIC, arguments)  # rule: CVT-03
         return quantized, self.graph.call_method("dequantize", (quantized,))
 
     def _is_half(self, value: Node, observer: Any) -> bool:
         whole, ends = dtype_range(observer.dtype), fill_range(observer.dtype, observer.quant_min, observer.quant_max)
         half = (whole[0] // 2, whole[1] // 2)
-        if ends not in (whole, half) or observer.dtype not in (torch.quint8, torch.qint8):
+        if ends not in (whole, half) or observer.dtype not in (quint8, qint8):
             self.refuse(value, f"dynamic {observer.dtype} in {ends}", f"dynamic quint8 and qint8, in {whole} or {half}")
         if getattr(observer, "qscheme", None) == torch.per_tensor_symmetric:
             self.refuse(value, "dynamic symmetric qparams", "dynamic affine ones")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import Node
+
+from fx_quant_conformance.refimpl.legacy import nnqr
 
 
 class _Padded(nn.Module):

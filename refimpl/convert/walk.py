@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.ao.nn.quantizable as nnqa
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -33,6 +32,8 @@ from fx_quant_conformance.refimpl.graph.tracing import (
     find_constants,
     is_effect,
 )
+from fx_quant_conformance.refimpl.legacy import QuantizableLSTM
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE
 from fx_quant_conformance.refimpl.observers.qparams import is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.decide import quant_type_of
 from fx_quant_conformance.refimpl.prepare.dtype_choice import is_observed_dtype
@@ -150,7 +151,7 @@ class ConvertWalk:
             scale, zero_point = (self.graph.call_method(name, (source,)) for name in ("q_scale", "q_zero_point"))
             self.grids[source] = scale, zero_point
         arguments = (self.env[node], *self.grids[source], decision.dtype_config.output_dtype)
-        quantized = self.graph.call_function(torch.quantize_per_tensor, arguments)  # rule: OBS-11
+        quantized = self.graph.call_function(QUANTIZE, arguments)  # rule: OBS-11
         self.env[node] = self._dequantize(quantized)
 
     def _are_left(self, *nodes: Node) -> bool:
@@ -296,8 +297,8 @@ class ConvertWalk:
         call.target = key
         if key not in self.attributes:  # rule: CUS-01
             self.attributes[key] = swap_module(module, qconfig, to, how="from_observed", where=name)
-        self.env[node] = self._dequantize(call) if is_static and not isinstance(module, nnqa.LSTM) else call
-        if is_static and isinstance(module, nnqa.LSTM):
+        self.env[node] = self._dequantize(call) if is_static and not isinstance(module, QuantizableLSTM) else call
+        if is_static and isinstance(module, QuantizableLSTM):
             self.tuples[node] = self._dequantize(call, LSTM_RESULT)
 
     def _convert_standalone(self, node: Node, name: str, decision: Decision) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.ao.nn.quantized.reference.modules.rnn import get_quantized_weight
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic
@@ -25,6 +24,9 @@ from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.graph.graph_modules import free_name
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, is_effect
+from fx_quant_conformance.refimpl.legacy import is_torchs
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import MAKERS
+from fx_quant_conformance.refimpl.legacy.weights import read_integers
 from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.qparams import dtype_range
 from fx_quant_conformance.refimpl.releases import has
@@ -167,14 +169,11 @@ def _check_form(model: Any) -> None:
             "convert_to_reference_decomposed_fx returns"
         )
     for node in model.graph.nodes:
-        if node.op == "call_function" and node.target in _ON_QUANTIZED_TENSORS:
+        if node.op == "call_function" and node.target in MAKERS:
             raise ModelError(
                 f"export_reference: {node.name} makes a quantized tensor, which torch.export does not take; give the "
                 "model that convert_to_reference_decomposed_fx returns"
             )
-
-
-_ON_QUANTIZED_TENSORS = (torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic)
 
 
 def _name_ops(model: GraphModule) -> str:
@@ -201,13 +200,12 @@ def _hold_integers(module: Any) -> None:
 def _is_foldable(module: Any, name: str) -> bool:
     """Tell whether a weight is of integers, and read by a method of torch's: a recurrent layer has one for all."""
     read = getattr(module, f"get_{name}", getattr(module, "get_flat_weights", None))
-    return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and getattr(read, "__module__", "").startswith("torch.")
+    return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and is_torchs(read)
 
 
 def _replace(module: Any, name: str) -> Callable[[], Tensor]:
     """Replace one weight of a module by its integers; return what dequantizes them."""
-    integers = getattr(module, f"get_quantized_{name}", partial(get_quantized_weight, module, name))()
-    integers = integers.int_repr() if integers.is_quantized else integers
+    integers = read_integers(module, name)
     delattr(module, name)
     module.register_buffer(f"{name}_integers", integers)
     dtype, scale = getattr(module, f"{name}_dtype"), getattr(module, f"{name}_scale")

@@ -11,10 +11,11 @@ from typing import Any
 from weakref import ref
 
 from torch import nn
-from torch.ao.nn.quantized.modules.conv import _ConvNd
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import _get_qualified_name, map_aggregate, map_arg
+
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import QuantizedConv
 
 
 class _Owned(Graph):
@@ -137,9 +138,9 @@ def _save_modules(module: nn.Module, saved: dict[nn.Module | None, Any]) -> dict
     for part in module._modules.values():
         if part in saved or isinstance(part, FlowModule):
             continue  # it saves itself
-        if isinstance(part, _ConvNd):
+        if isinstance(part, QuantizedConv):
             saved[part] = _SavedConv(part)
-        elif part is not None and any(isinstance(inner, _ConvNd) for inner in part.modules()):
+        elif part is not None and any(isinstance(inner, QuantizedConv) for inner in part.modules()):
             saved[part] = type(part).__new__(type(part))
             saved[part].__dict__.update({**vars(part), "_modules": _save_modules(part, saved)})
     return {name: saved.get(part, part) for name, part in module._modules.items()}

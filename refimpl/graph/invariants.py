@@ -11,9 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.refimpl.errors import RefimplError
 from fx_quant_conformance.refimpl.graph.tracing import is_observer
-
-QUANTIZE = torch.quantize_per_tensor
-QUANTIZE_DYNAMIC = torch.quantize_per_tensor_dynamic
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import MAKERS
 
 
 class InvariantError(RefimplError):
@@ -25,7 +23,7 @@ def is_quantize(node: Any) -> bool:
     if isinstance(node, Node) and node.op == "call_method":
         return node.target == "to" and torch.float16 in node.args  # the float16 form (CVT-04)
     target = getattr(node, "target", None)
-    return target in (QUANTIZE, torch.quantize_per_channel, QUANTIZE_DYNAMIC) or _is_decomposed(target, "quantize")
+    return target in MAKERS or _is_decomposed(target, "quantize")
 
 
 def is_dequantize(node: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from fx_quant_conformance.refimpl.config.fusers import copy_plain, find_computed
 from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, blame
 from fx_quant_conformance.refimpl.graph.tracing import class_of
+from fx_quant_conformance.refimpl.legacy import nni
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,7 +71,7 @@ def _parametrize(trainable: Any, layer: Any) -> None:
 
 def root_of(module: Any) -> Any:
     """Return the layer itself, which is the first part of a fused module."""
-    return module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+    return module[0] if isinstance(module, nni._FusedModule) else module
 
 
 def put_root(module: nn.Module, layer: nn.Module) -> nn.Module:

@@ -13,7 +13,6 @@ from types import CodeType, FrameType
 from typing import Any, get_args
 
 import torch
-import torch.ao.nn.quantized as nnq
 from torch import Tensor, nn
 from torch.fx import Graph, Node, Proxy, Tracer
 from torch.fx._symbolic_trace import _create_wrapped_func
@@ -21,6 +20,7 @@ from torch.fx._symbolic_trace import _create_wrapped_func
 from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.graph.graph_modules import Draft, FlowModule, can_be_saved
 from fx_quant_conformance.refimpl.graph.tracing import is_whole, move_to_positions, parameter_names_of
+from fx_quant_conformance.refimpl.legacy import FloatFunctional
 
 IN_PLACE = "refimpl_in_place"  # the key of the meta of a call that an operator such as += made
 
@@ -64,7 +64,7 @@ class QuantizationTracer(Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
         """Trace as fx does; a FloatFunctional counts as the functions that it calls. (CUS-02)"""
         self._buffers = {id(buffer): name for name, buffer in root.named_buffers()}
-        self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, nnq.FloatFunctional)}
+        self._functional = {id(m.activation_post_process) for m in root.modules() if isinstance(m, FloatFunctional)}
         with _recorded_math():
             return super().trace(root, concrete_args)
 

@@ -13,7 +13,6 @@ from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import torch
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as _PRESERVED
@@ -22,14 +21,14 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from fx_quant_conformance.refimpl.graph.graph_modules import Draft, FlowModule, ModeConstant, free_name
+from fx_quant_conformance.refimpl.legacy import is_torchs, nni
 
 CALLS = ("call_module", "call_function", "call_method")  # the kinds of node that compute
 
 
 def is_whole(kind: type) -> bool:
     """Tell whether modules of a class are never traced into: torch's own are not, but for Sequential. (CUS-02)"""
-    is_torchs = kind.__module__.startswith(("torch.nn", "torch.ao.nn")) and not issubclass(kind, nn.Sequential)
-    return is_torchs or issubclass(kind, nni._FusedModule)  # type: ignore[attr-defined]
+    return (is_torchs(kind) and not issubclass(kind, nn.Sequential)) or issubclass(kind, nni._FusedModule)
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def no_collection() -> Iterator[None]:
 _NOTES = "refimpl_notes"
 CONVERTED = "refimpl_converted"  # the key of a note that convert has made the model
 NOT_LOWERED = "not_lowered"  # the key of a note on what a lowered model has in float
-TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's tools (torch.ao.ns) look for prepare's data
+TORCH_NOTES = "_observed_graph_module_attrs"  # where torch's tools look for prepare's data
 
 
 def finish(

@@ -10,7 +10,6 @@ from collections.abc import Container, Mapping
 from typing import Any, TypeAlias
 
 import torch
-import torch.ao.nn.quantizable as nnqa
 import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -18,6 +17,7 @@ from torch.fx import GraphModule, Node
 from fx_quant_conformance.refimpl.graph.example_run import Examples, Fact, Seen
 from fx_quant_conformance.refimpl.graph.graph_modules import ModeConstant
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, list_nodes, positional_arguments_of
+from fx_quant_conformance.refimpl.legacy import QuantizableLSTM, QuantizableLSTMCell, is_dtype
 
 # A value's kind: a float tensor, none, or a tuple of kinds; one that ends in ... has any number of the first.
 Kind: TypeAlias = "bool | tuple[Any, ...]"
@@ -67,8 +67,8 @@ _SEVERAL = _spell("chunk", "split", "unbind", "tensor_split")
 
 # Modules that return a tuple, by class; the first that fits.
 _TUPLES_OF_MODULES: Mapping[type[nn.Module], Kind] = {
-    **dict.fromkeys((nn.LSTM, nnqa.LSTM), (True, (True, True))),
-    **dict.fromkeys((nn.RNNBase, nn.LSTMCell, nnqa.LSTMCell, nn.MultiheadAttention), (True, True)),
+    **dict.fromkeys((nn.LSTM, QuantizableLSTM), (True, (True, True))),
+    **dict.fromkeys((nn.RNNBase, nn.LSTMCell, QuantizableLSTMCell, nn.MultiheadAttention), (True, True)),
 }
 
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
@@ -196,7 +196,7 @@ class _Analysis:
         if callee in (getattr, operator.getitem):
             source: Any = node.args[0]
             return _take_part(self.kinds[source], node.args[1], is_attribute=callee is getattr)
-        dtypes = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, torch.dtype)]
+        dtypes = [value for value in (*node.args, *node.kwargs.values()) if is_dtype(value)]
         if callee in _OTHER_RESULT or not all(dtype.is_floating_point for dtype in dtypes):
             return False
         kinds = [self.kinds[value] for value in node.all_input_nodes if value in self.kinds]

@@ -31,8 +31,8 @@ from fx_quant_conformance.refimpl.graph.tracing import (
     no_collection,
     notes_of,
 )
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import check_torch
 from fx_quant_conformance.refimpl.lower.calls import Call
-from fx_quant_conformance.refimpl.lower.sites import Sites
 from fx_quant_conformance.refimpl.observers.observers import asks_whole_range
 from fx_quant_conformance.refimpl.prepare.grid_losses import warn_of_losses
 from fx_quant_conformance.refimpl.prepare.plan import GRID_LOSSES, LEFT_FLOAT, PLAN
@@ -78,7 +78,8 @@ def lower(
     The model itself is not changed. The result's ``meta["not_lowered"]`` is a tuple of the patterns that stay in float,
     each with ``node``, ``op`` and ``reason`` (LOW-04). `keep_original_weights`: as for convert_fx. Torch's quantized
     dropout returns its input, whatever qparams its output has; with `keep_dropout` one whose qparams differ stays in
-    float (LOW-03). Raises ModelError for a model without a graph.
+    float (LOW-03). Raises ModelError for a model without a graph, RefimplError where torch has no
+    quantized tensors.
     """
     if not isinstance(reference_model, GraphModule):
         raise ModelError(f"lower: expected a GraphModule, found {type(reference_model).__name__}")
@@ -94,6 +95,9 @@ def _lower(
     *,
     keep_dropout: bool = False,
 ) -> GraphModule:
+    check_torch()
+    from fx_quant_conformance.refimpl.lower.sites import Sites  # imports torch's quantized modules
+
     plan = notes_of(reference).get(PLAN)
     floating |= notes_of(reference).get(LEFT_FLOAT, {}).keys()  # rule: OBS-18
     decisions = [] if plan is None else [d for d in plan.decisions if d.dtype_config and d.node not in floating]

@@ -11,13 +11,14 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fx_quant_conformance.refimpl.convert.reference_build import pack_native
 from fx_quant_conformance.refimpl.convert.reference_convs import PLAIN
 from fx_quant_conformance.refimpl.graph.graph_modules import free_names
-from fx_quant_conformance.refimpl.graph.invariants import QUANTIZE, QUANTIZE_DYNAMIC, is_dequantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
 from fx_quant_conformance.refimpl.graph.tracing import CALLS, attribute_of, compute_constants, layer_of
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE, QUANTIZE_DYNAMIC
 from fx_quant_conformance.refimpl.lower import table as table
 from fx_quant_conformance.refimpl.lower.calls import REQUANTIZE, Blocked, Call, InputGrid, NotLowered, Tail
+from fx_quant_conformance.refimpl.lower.packing import pack_native
 
 Names: TypeAlias = frozenset[str]
 

@@ -1,6 +1,6 @@
 """The ``torch.ops.quantized_decomposed`` operators: torch's own, or ours, which give the same bits. (CVT-07)
 
-Torch registers its own when a module of ``torch.ao.quantization`` is imported, a package that is to be removed. Where
+Torch registers its own when a module of its own flow is imported, a package that is to be removed. Where
 it is missing, those that no other package has registered are registered from here.
 """
 
@@ -15,18 +15,19 @@ from torch import Tensor
 from torch.library import Library
 
 from fx_quant_conformance.refimpl.errors import RefimplError
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION, qint8, qint32, quint8
 from fx_quant_conformance.refimpl.observers.qparams import compute_qparams
 from fx_quant_conformance.refimpl.releases import find_torchs
 
 NAMESPACE = "quantized_decomposed"
 OPS = getattr(torch.ops, NAMESPACE)
-TORCHS_MODULE = "torch.ao.quantization.fx._decomposed"
+TORCHS_MODULE = f"{QUANTIZATION}.fx._decomposed"
 
 # The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)
 PLAIN_DTYPE = {
-    torch.quint8: torch.uint8,
-    torch.qint8: torch.int8,
-    torch.qint32: torch.int32,
+    quint8: torch.uint8,
+    qint8: torch.int8,
+    qint32: torch.int32,
     **{plain: plain for plain in (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)},
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

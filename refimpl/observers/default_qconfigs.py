@@ -14,6 +14,7 @@ from torch import nn
 
 from fx_quant_conformance.refimpl.config.qconfig import QConfig, QConfigMapping
 from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.legacy import qint8, quint4x2, quint8
 from fx_quant_conformance.refimpl.observers.fake_quantize import (
     FakeQuantize,
     FixedQParamsFakeQuantize,
@@ -31,8 +32,8 @@ from fx_quant_conformance.refimpl.observers.observers import (
     ReuseInputObserver,
 )
 
-_TENSOR: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_tensor_symmetric}
-_CHANNEL: dict[str, Any] = {"dtype": torch.qint8, "qscheme": torch.per_channel_symmetric}
+_TENSOR: dict[str, Any] = {"dtype": qint8, "qscheme": torch.per_tensor_symmetric}
+_CHANNEL: dict[str, Any] = {"dtype": qint8, "qscheme": torch.per_channel_symmetric}
 _ROWS: dict[str, Any] = {"qscheme": torch.per_channel_affine_float_qparams, "ch_axis": 0}
 _NO_128: dict[str, Any] = {"quant_min": -127, "quant_max": 127, "eps": 2**-12}  # xnnpack's range
 _UNSIGNED: dict[str, Any] = {"quant_min": 0, "quant_max": 255}
@@ -45,9 +46,9 @@ weight_observer_range_neg_127_to_127 = MinMaxObserver.with_args(**_TENSOR, **_NO
 default_histogram_observer = HistogramObserver.with_args(quant_min=0, quant_max=127)
 default_per_channel_weight_observer = PerChannelMinMaxObserver.with_args(**_CHANNEL)
 per_channel_weight_observer_range_neg_127_to_127 = PerChannelMinMaxObserver.with_args(**_CHANNEL, **_NO_128)
-default_dynamic_quant_observer = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True, **_UNSIGNED)
-default_float_qparams_observer = PerChannelMinMaxObserver.with_args(dtype=torch.quint8, **_ROWS)
-default_float_qparams_observer_4bit = PerChannelMinMaxObserver.with_args(dtype=torch.quint4x2, **_ROWS)
+default_dynamic_quant_observer = PlaceholderObserver.with_args(dtype=quint8, is_dynamic=True, **_UNSIGNED)
+default_float_qparams_observer = PerChannelMinMaxObserver.with_args(dtype=quint8, **_ROWS)
+default_float_qparams_observer_4bit = PerChannelMinMaxObserver.with_args(dtype=quint4x2, **_ROWS)
 default_fixed_qparams_range_neg1to1_observer = FixedQParamsObserver.with_args(scale=2 / 256, zero_point=128)
 default_fixed_qparams_range_0to1_observer = FixedQParamsObserver.with_args(scale=1 / 256, zero_point=0)
 default_reuse_input_observer = ReuseInputObserver
@@ -61,7 +62,7 @@ default_dynamic_fake_quant = FakeQuantize.with_args(observer=_Average, is_dynami
 default_per_channel_weight_fake_quant = FakeQuantize.with_args(observer=_ChannelAverage, **_CHANNEL, **_SIGNED)
 _embedding = FakeQuantize.with_args(observer=_ChannelAverage, **_ROWS, **_LAST)
 default_embedding_fake_quant = _embedding.with_args(**_UNSIGNED)
-default_embedding_fake_quant_4bit = _embedding.with_args(dtype=torch.quint4x2)
+default_embedding_fake_quant_4bit = _embedding.with_args(dtype=quint4x2)
 default_histogram_fake_quant = FakeQuantize.with_args(observer=HistogramObserver, reduce_range=True, **_UNSIGNED)
 _fixed = FixedQParamsFakeQuantize.with_args
 default_fixed_qparams_range_neg1to1_fake_quant = _fixed(observer=default_fixed_qparams_range_neg1to1_observer)
@@ -91,8 +92,8 @@ default_quint8_weight_qconfig = QConfig(HistogramObserver, MinMaxObserver)
 _float32 = NoopObserver.with_args(dtype=torch.float32)
 default_embedding_qat_qconfig = QConfig(_float32, default_embedding_fake_quant)
 default_embedding_qat_qconfig_4bit = QConfig(_float32, default_embedding_fake_quant_4bit)
-_signed = HistogramObserver.with_args(dtype=torch.qint8, eps=2**-12)
-_signed_fake = _Fused.with_args(observer=_Average, dtype=torch.qint8, eps=2**-12, **_SIGNED)
+_signed = HistogramObserver.with_args(dtype=qint8, eps=2**-12)
+_signed_fake = _Fused.with_args(observer=_Average, dtype=qint8, eps=2**-12, **_SIGNED)
 default_symmetric_qnnpack_qconfig = QConfig(_signed, weight_observer_range_neg_127_to_127)
 default_per_channel_symmetric_qnnpack_qconfig = QConfig(_signed, per_channel_weight_observer_range_neg_127_to_127)
 default_symmetric_qnnpack_qat_qconfig = QConfig(_signed_fake, fused_wt_fake_quant_range_neg_127_to_127)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fx_quant_conformance.refimpl.errors import QConfigError
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION
 from fx_quant_conformance.refimpl.observers.observers import Constructible, MovingAverageMinMaxObserver, Observer
 from fx_quant_conformance.refimpl.observers.qparams import PER_CHANNEL, SYMMETRIC, saw_infinite
 from fx_quant_conformance.refimpl.releases import find_torchs
@@ -193,7 +194,7 @@ disable_fake_quant = _make_switch("disable_fake_quant")
 
 def _register_with_torch() -> None:
     """Let torch's tools, which ask for their base classes, take ours: its switches, for instance. (CFG-14)"""
-    torchs = find_torchs("torch.ao.quantization")
+    torchs = find_torchs(QUANTIZATION)
     if torchs is not None:
         torchs.ObserverBase.register(Observer)  # rule: CFG-14
         torchs.FakeQuantizeBase.register(FakeQuantize)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.refimpl.errors import warn_user
+from fx_quant_conformance.refimpl.legacy import quint8
+from fx_quant_conformance.refimpl.legacy.dtypes import count_bits
 from fx_quant_conformance.refimpl.observers.observers import RangeObserver
 from fx_quant_conformance.refimpl.observers.qparams import INFINITE, has_data, is_infinite
 
@@ -44,10 +46,10 @@ class HistogramObserver(RangeObserver):
     histogram: Tensor
     """A buffer: float32 (bins,)."""
 
-    def __init__(self, bins: int = 2048, dtype: torch.dtype = torch.quint8, **arguments: Any) -> None:
+    def __init__(self, bins: int = 2048, dtype: torch.dtype = quint8, **arguments: Any) -> None:
         super().__init__(dtype, **arguments)
         self.bins = bins
-        self.dst_nbins = 2 ** torch.iinfo(dtype).bits
+        self.dst_nbins = 2 ** count_bits(dtype)
         self.register_buffer("histogram", self.min_val.new_zeros(bins))
 
     def forward(self, x: Tensor) -> Tensor:

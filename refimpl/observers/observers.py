@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.refimpl.config.forms import WHOLE, Form, coerce, optional
 from fx_quant_conformance.refimpl.errors import QConfigError, warn_user
+from fx_quant_conformance.refimpl.legacy import qint8, quint8
 from fx_quant_conformance.refimpl.observers.qparams import (
     PER_CHANNEL,
     PER_TENSOR,
@@ -29,7 +30,7 @@ from fx_quant_conformance.refimpl.observers.qparams import dtype_range as dtype_
 from fx_quant_conformance.refimpl.observers.qparams import is_quantized_dtype as is_quantized_dtype
 
 _EPS = torch.finfo(torch.float32).eps
-_EIGHT_BITS = (torch.quint8, torch.uint8, torch.qint8, torch.int8)
+_EIGHT_BITS = (quint8, torch.uint8, qint8, torch.int8)
 
 
 class Constructor(partial[nn.Module]):
@@ -83,7 +84,7 @@ class Observer(Constructible):
 
     def __init__(
         self,
-        dtype: torch.dtype = torch.quint8,
+        dtype: torch.dtype = quint8,
         *,
         qscheme: Any = None,
         quant_min: int | None = None,
@@ -146,7 +147,7 @@ class RangeObserver(Observer):
 
     def __init__(
         self,
-        dtype: torch.dtype = torch.quint8,
+        dtype: torch.dtype = quint8,
         *,
         reduce_range: bool | None = None,
         factory_kwargs: dict[str, Any] | None = None,

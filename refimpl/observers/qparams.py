@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.refimpl.errors import QConfigError, RefimplError, warn_user
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION, qint8, qint32, quint4x2, quint8
 
 _DTYPE_RANGES = {
-    **dict.fromkeys((torch.quint8, torch.uint8), (0, 255)),
-    **dict.fromkeys((torch.qint8, torch.int8), (-128, 127)),
-    **dict.fromkeys((torch.qint32, torch.int32), (-(2**31), 2**31 - 1)),
+    **dict.fromkeys((quint8, torch.uint8), (0, 255)),
+    **dict.fromkeys((qint8, torch.int8), (-128, 127)),
+    **dict.fromkeys((qint32, torch.int32), (-(2**31), 2**31 - 1)),
     torch.int16: (-(2**15), 2**15 - 1),
     torch.uint16: (0, 2**16 - 1),
-    torch.quint4x2: (0, 15),
+    quint4x2: (0, 15),
 }
 SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 _FLOAT_QPARAMS = torch.per_channel_affine_float_qparams
@@ -104,7 +105,7 @@ def read_qparams(observer: Any) -> QParams:
 # Observers whose qparams are `compute_qparams` of their ranges, so that a whole model's can be computed at once.
 _RANGE_OBSERVERS = frozenset(
     f"{module}.{average}{kind}"
-    for module in ("torch.ao.quantization.observer", "fx_quant_conformance.refimpl.observers.observers")
+    for module in (f"{QUANTIZATION}.observer", "fx_quant_conformance.refimpl.observers.observers")
     for average in ("", "MovingAverage")
     for kind in ("MinMaxObserver", "PerChannelMinMaxObserver")
 ) | {"fx_quant_conformance.refimpl.observers.histogram.HistogramObserver"}

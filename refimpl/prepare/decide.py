@@ -45,6 +45,7 @@ from fx_quant_conformance.refimpl.graph.tracing import (
     positional_arguments_of,
 )
 from fx_quant_conformance.refimpl.graph.values import find_float_tensors
+from fx_quant_conformance.refimpl.legacy import quint8
 from fx_quant_conformance.refimpl.prepare.dtype_choice import (
     ObserverFacts,
     ObserverReader,
@@ -142,7 +143,7 @@ class _Decider:
         """Return the values that come quantized, with their dtype. (OBS-11, STD-01, CUS-01)"""
         inputs = enumerate(model.graph.find_nodes(op="placeholder"))
         indexes = self._request.custom.input_quantized_indexes
-        dtypes: dict[Node, torch.dtype] = {node: torch.quint8 for i, node in inputs if i in indexes}  # rule: OBS-11
+        dtypes: dict[Node, torch.dtype] = {node: quint8 for i, node in inputs if i in indexes}  # rule: OBS-11
         for match, decision in accepted:
             if decision.kind == "pattern" or decision.qconfig is None:
                 continue

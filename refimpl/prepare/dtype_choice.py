@@ -12,6 +12,7 @@ from torch import nn
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.qconfig import QConfig
 from fx_quant_conformance.refimpl.errors import QConfigError, blame
+from fx_quant_conformance.refimpl.legacy import is_dtype
 from fx_quant_conformance.refimpl.observers.qparams import is_quantized_dtype
 
 Violation: TypeAlias = tuple[str, str, object, object]  # rule, property, the value found, the bound
@@ -62,7 +63,7 @@ class ObserverFacts:
         has_fixed = scale is not None and zero_point is not None and not hasattr(inner, "min_val")
         return cls(
             observer_class=type(observer),
-            dtype=dtype if isinstance(dtype, torch.dtype) else None,
+            dtype=dtype if is_dtype(dtype) else None,
             quant_min=getattr(observer, "quant_min", None),
             quant_max=getattr(observer, "quant_max", None),
             eps=None if eps is None else float(eps),

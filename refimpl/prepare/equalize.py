@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.ao.nn.intrinsic as nni
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -23,6 +22,7 @@ from fx_quant_conformance.refimpl.config.qconfig import QConfig, QConfigMapping,
 from fx_quant_conformance.refimpl.errors import QConfigError, warn_user
 from fx_quant_conformance.refimpl.graph.graph_modules import free_names
 from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, is_observer, layer_of
+from fx_quant_conformance.refimpl.legacy import nni, qint8
 from fx_quant_conformance.refimpl.observers.observers import PerChannelMinMaxObserver
 from fx_quant_conformance.refimpl.observers.qparams import PER_CHANNEL, PER_TENSOR, has_data, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.plan import Decision
@@ -66,7 +66,7 @@ class WeightEqualizationObserver(PerChannelMinMaxObserver):
     """Keeps the range of every column (axis 1) of a weight; arguments as for the input's observer. (EQL-01)"""
 
     def __init__(self, *, qscheme: torch.qscheme = torch.per_tensor_affine, **arguments: Any) -> None:
-        super().__init__(ch_axis=1, qscheme=_SCHEMES.get(qscheme, qscheme), **{"dtype": torch.qint8} | arguments)
+        super().__init__(ch_axis=1, qscheme=_SCHEMES.get(qscheme, qscheme), **{"dtype": qint8} | arguments)
 
     def get_weight_col_minmax(self) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest value of every column; empty without data."""

@@ -201,7 +201,7 @@ def prepare(
     prepared = finish(draft, draft.graph, draft, preserved)  # rule: CUS-03
     stacks = {node.name: node.meta.get("nn_module_stack") or {"": ("", type(model))} for node in prepared.graph.nodes}
     scopes = {name: next(reversed(stack.values())) for name, stack in stacks.items()}
-    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch.ao.ns reads it; classes by name, as some cannot be saved
+    prepared.meta[TORCH_NOTES] = SimpleNamespace(  # as torch's tools read it; classes by name, as some cannot be saved
         node_name_to_scope={name: (scope, kind.__name__) for name, (scope, kind) in scopes.items()},
         equalization_node_name_to_qconfig={item.op: SimpleNamespace(weight=item.make_columns) for item in equalized},
     )

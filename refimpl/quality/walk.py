@@ -17,15 +17,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fx_quant_conformance.refimpl.errors import ModelError, blame
-from fx_quant_conformance.refimpl.graph.invariants import QUANTIZE_DYNAMIC, is_dequantize, is_quantize
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.modules import float_module_of
 from fx_quant_conformance.refimpl.graph.tracing import CALLS, attribute_of, call_node, class_of, notes_of
+from fx_quant_conformance.refimpl.legacy import nni
+from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE, QUANTIZE_DYNAMIC
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.qparams import dtype_range, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.plan import PLAN, Decision
@@ -251,7 +252,7 @@ class QualityWalk:
 
     def _float_of_reference(self, module: nn.Module, decision: Decision, is_root: bool) -> nn.Module | None:
         """Return a copy of a reference module with its float weights; a float module as it is; else None."""
-        root = module[0] if isinstance(module, nni._FusedModule) else module  # type: ignore[attr-defined]
+        root = module[0] if isinstance(module, nni._FusedModule) else module
         weight = decision.dtype_config.weight_dtype if decision.dtype_config and is_root else None
         methods = [name for name in FLOAT_WEIGHTS if hasattr(root, name)]
         if methods and weight is torch.float16:
@@ -287,7 +288,7 @@ class QualityWalk:
 
     def _grid_of(self, quantize: Node) -> OutputGrid | None:
         """Return the grid of a node that quantizes per tensor; None for any other."""
-        if quantize.target not in (torch.quantize_per_tensor, OPS.quantize_per_tensor.default):
+        if quantize.target not in (QUANTIZE, OPS.quantize_per_tensor.default):
             return None
         numbers: list[Any] = [
             attribute_of(self.model, str(number.target)) if isinstance(number, Node) else number

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.refimpl import QConfig
 from fx_quant_conformance.refimpl.convert.reference import measure_weights
-from fx_quant_conformance.refimpl.convert.reference_build import build_reference, pack_native
+from fx_quant_conformance.refimpl.convert.reference_build import build_reference
+from fx_quant_conformance.refimpl.lower.packing import pack_native
 from fx_quant_conformance.refimpl.observers import observers
 from fx_quant_conformance.refimpl.observers.qparams import read_qparams
 from tests.refimpl.support.both_flows import torchs

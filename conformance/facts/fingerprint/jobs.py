@@ -23,11 +23,12 @@ from fx_quant_conformance.conformance.pipeline.job import Job, measuring_job
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
 from fx_quant_conformance.refimpl.config.patterns import leaves
+from fx_quant_conformance.refimpl.legacy import qint8, quint8
 from fx_quant_conformance.reports.numbers import Scalar
 from fx_quant_conformance.reports.schema import Measurement
 
 OPS: Mapping[str, Op] = {**weighted.OPS, **sums_and_products.OPS, **unweighted.OPS}
-DTYPES = frozenset({torch.quint8, torch.qint8, torch.uint8, torch.int8})
+DTYPES = frozenset({quint8, qint8, torch.uint8, torch.int8})
 """Dtypes of activations that the probes have integers for."""
 
 

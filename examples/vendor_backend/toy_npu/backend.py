@@ -6,20 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.quantized.reference as nnqr
 from torch import nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance import register
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation
-from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
+from fx_quant_conformance.refimpl import (
+    BackendConfig,
+    BackendPatternConfig,
+    DTypeConfig,
+    ObservationType,
+    nni,
+    nnqr,
+    qint8,
+)
 from toy_npu.compiler import compile_model, executed
 from toy_npu.machine import Machine
 from toy_npu.modules import LinearSquash, Squash, fuse_linear_relu, fuse_linear_squash
 
-WEIGHTED = DTypeConfig(torch.qint8, torch.qint8, torch.qint8, torch.float)
-PLAIN = DTypeConfig(torch.qint8, torch.qint8)
+WEIGHTED = DTypeConfig(qint8, qint8, qint8, torch.float)
+PLAIN = DTypeConfig(qint8, qint8)
 
 
 def toy_npu_config() -> BackendConfig:

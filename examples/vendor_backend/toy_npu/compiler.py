@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.base import Execution, UnsupportedPattern
+from fx_quant_conformance.refimpl import nni, nnqr, qint8
 from toy_npu import machine as npu
 from toy_npu.machine import Grid, Machine, Unit
 from toy_npu.modules import LinearSquash, Squash
@@ -94,7 +93,7 @@ def _kernel(module: nn.Module | None, machine: Machine, x_grid: Grid, grid: Grid
 
 def _linear(layer: Any, unit: Unit, machine: Machine, x_grid: Grid, grid: Grid) -> Kernel:
     """The kernel of a reference layer: its weight as integers, its bias in steps of the sum."""
-    if layer.weight_dtype not in (torch.qint8, torch.int8):
+    if layer.weight_dtype not in (qint8, torch.int8):
         raise UnsupportedPattern(f"a weight of {layer.weight_dtype}; the machine has int8")
     weight = layer.get_quantized_weight().numpy()
     scales = layer.weight_scale.reshape(-1).expand(len(weight)).numpy().astype(np.float32)

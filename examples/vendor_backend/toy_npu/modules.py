@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch.ao.nn.intrinsic as nni
 from torch import Tensor, nn
+
+from fx_quant_conformance.refimpl import nni
 
 
 class Squash(nn.Module):
@@ -14,7 +15,7 @@ class Squash(nn.Module):
         return x / (1 + x.abs())
 
 
-class LinearSquash(nni._FusedModule):  # type: ignore[name-defined,misc]
+class LinearSquash(nni._FusedModule):  # type: ignore[misc]
     """A linear layer and Squash, which the machine runs as one kernel. The flow knows a fused module by its base."""
 
     def __init__(self, linear: nn.Module, squash: nn.Module) -> None:
@@ -28,4 +29,4 @@ def fuse_linear_squash(is_qat: bool, linear: nn.Linear, squash: Squash) -> Linea
 
 def fuse_linear_relu(is_qat: bool, linear: nn.Linear, relu: nn.ReLU) -> nni.LinearReLU:
     """Make torch's own fused module of two."""
-    return nni.LinearReLU(linear, relu)  # type: ignore[no-untyped-call]
+    return nni.LinearReLU(linear, relu)

@@ -8,7 +8,7 @@ import torch
 from torch.export import ExportedProgram
 
 from fx_quant_conformance.backends.base import Backend, QuantizerRequest, Representation
-from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping
+from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping, qint8
 from toy_npu.backend import toy_npu_config
 
 
@@ -34,7 +34,7 @@ class OnQuantizedPrograms(OnPrograms):
         """Return the toy NPU's own Quantizer: here that of refimpl, for the claims."""
         from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer  # needs torchao
 
-        activation = MinMaxObserver.with_args(dtype=torch.qint8)
-        weight = MinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_tensor_symmetric)
+        activation = MinMaxObserver.with_args(dtype=qint8)
+        weight = MinMaxObserver.with_args(dtype=qint8, qscheme=torch.per_tensor_symmetric)
         mapping = QConfigMapping().set_global(QConfig(activation, weight))
         return None if request.is_qat else BackendConfigQuantizer(toy_npu_config(), mapping)

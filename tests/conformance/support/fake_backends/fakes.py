@@ -16,11 +16,9 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Representation, UnsupportedPattern
-from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, nnqr, qint8, quint8
 
-INT8 = DTypeConfig(
-    input_dtype=torch.quint8, output_dtype=torch.quint8, weight_dtype=torch.qint8, bias_dtype=torch.float
-)
+INT8 = DTypeConfig(input_dtype=quint8, output_dtype=quint8, weight_dtype=qint8, bias_dtype=torch.float)
 
 
 class Good(Backend):
@@ -33,10 +31,8 @@ class Good(Backend):
     representation = Representation.QUANTIZED
 
     def backend_config(self) -> BackendConfig:
-        import torch.ao.nn.quantized.reference as reference
-
         linear = BackendPatternConfig(nn.Linear).add_dtype_config(INT8)
-        linear.set_root_module(nn.Linear).set_reference_quantized_module(reference.Linear)
+        linear.set_root_module(nn.Linear).set_reference_quantized_module(nnqr.Linear)
         return BackendConfig("good config").set_backend_pattern_config(linear)
 
     def capabilities(self) -> Capabilities:
@@ -145,11 +141,9 @@ class Misbehaves(Good):
 
     def backend_config(self) -> BackendConfig:
         config = super().backend_config()
-        import torch.ao.nn.quantized.reference as reference
-
         for op, _ in self.bad:
             entry = BackendPatternConfig(op).add_dtype_config(INT8).set_root_module(op)
-            entry.set_reference_quantized_module(getattr(reference, op.__name__))
+            entry.set_reference_quantized_module(getattr(nnqr, op.__name__))
             config.set_backend_pattern_config(entry)
         return config
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance import register
 from fx_quant_conformance.backends.base import Backend, Representation
-from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, quint8
 
 
 class Shift(nn.Module):
@@ -43,7 +43,7 @@ class Zeros(Backend):
     representation = Representation.DECOMPOSED
 
     def backend_config(self) -> BackendConfig:
-        dtypes = DTypeConfig(torch.quint8, torch.quint8)
+        dtypes = DTypeConfig(quint8, quint8)
         entries = [BackendPatternConfig(kind).set_dtype_configs([dtypes]) for kind in (Shift, Gain)]
         return BackendConfig("zeros").set_backend_pattern_configs(entries)
 
