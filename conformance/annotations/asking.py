@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,8 +13,9 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Backend, QuantizerRequest
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe, Prober
+from fx_quant_conformance.conformance.annotations.probe import Probe, Prober
 from fx_quant_conformance.conformance.annotations.programs import make_program
+from fx_quant_conformance.conformance.annotations.spelling import describe_places
 
 
 class QuantizerNotFound(Exception):
@@ -35,24 +36,29 @@ def check_torchao() -> None:
         raise QuantizerNotFound(f"{found}: {format_error(error)}") from error
 
 
-def annotate(backend: Backend, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-    """Have a backend's Quantizer annotate models, each a part of one graph; None: the backend has none for the request.
+def annotate(backend: Backend, given: tuple[QuantizerRequest, dict[str, Probe]]) -> dict[str, Any] | None:
+    """Have a backend's Quantizer annotate models, and return what came of it as data (`spelling.read_places`).
 
-    This runs the vendor's code, and raises what ``quantizer`` raises; TypeError if that returns no Quantizer,
-    QuantizerNotFound if torchao is missing.
+    ``given``: what the Quantizer is for, and the models by name. None: the backend has none for that. This runs the
+    vendor's code, and raises what ``quantizer`` raises; TypeError if that returns no Quantizer, QuantizerNotFound if
+    torchao is missing.
     """
+    request, probes = given
     quantizer = _make_quantizer(backend, request)
-    return None if quantizer is None else Prober(quantizer, is_qat=request.is_qat).probe(probes)
+    if quantizer is None:
+        return None
+    return describe_places(Prober(quantizer, is_qat=request.is_qat).probe(probes))
 
 
 def lower_annotated(
-    backend: Backend, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
+    backend: Backend, given: tuple[QuantizerRequest, nn.Module, GraphModule, tuple[Any, ...]]
 ) -> Callable[..., Any]:
     """Return what ``lower`` makes of a float model's program as the backend's Quantizer has it quantized.
 
-    The grids are those of its reference model. Raises OtherGridError where they cannot be, and what the vendor's code
-    raises.
+    ``given``: what the Quantizer is for, the float model, its reference model and example inputs. The grids are those
+    of the reference model. Raises OtherGridError where they cannot be, and what the vendor's code raises.
     """
+    request, model, reference, inputs = given
     quantizer = _make_quantizer(backend, request)
     is_dynamic = backend.capabilities().dynamic_batch
     return backend.lower(make_program(quantizer, model, reference, inputs, dynamic_batch=is_dynamic), inputs)

@@ -11,15 +11,12 @@ from torch import nn
 
 from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probed
 from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
+from fx_quant_conformance.conformance.machine.frames import WireError
 from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
 _TENSORS = ("inputs", "outputs")
 _TEXTS = ("floats", "inside", "ops", "asking", "silent_takers", "silent_givers")
 _ANSWERS = ("owns_output", "is_annotated")
-
-
-class SpellingError(Exception):
-    """The data describe no readings."""
 
 
 def describe_places(found: Mapping[str, BothPlaces]) -> dict[str, Any]:
@@ -30,12 +27,12 @@ def describe_places(found: Mapping[str, BothPlaces]) -> dict[str, Any]:
     }
 
 
-def read_places(data: Any) -> dict[str, BothPlaces]:
-    """Return what came of probes from data. Raises SpellingError for data that say nothing of them."""
+def read_places(data: Any) -> dict[str, BothPlaces] | None:
+    """Return what came of probes from data; None for None. Raises WireError for data that say nothing of them."""
     try:
-        return {str(name): _read_places(*each) for name, each in data.items()}
+        return None if data is None else {str(name): _read_places(*each) for name, each in data.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise SpellingError(f"{type(error).__name__}: {error}") from error
+        raise WireError(f"no readings of annotations: {type(error).__name__}: {error}") from error
 
 
 def _read_places(alone: Any, between: Any, has_neighbours: Any) -> BothPlaces:

@@ -11,26 +11,22 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 from typing_extensions import Self
 
-from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, QuantizerRequest, UnsupportedPattern
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
-from fx_quant_conformance.conformance.annotations.programs import OtherGridError
-from fx_quant_conformance.conformance.annotations.spelling import SpellingError, read_places
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, UnsupportedPattern
 from fx_quant_conformance.conformance.machine.child import Ending
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError
 from fx_quant_conformance.conformance.machine.memory import current_filling
 from fx_quant_conformance.conformance.machine.messages import Tally
 from fx_quant_conformance.conformance.machine.workplace import BEGINS, LOST, LostProcess
 from fx_quant_conformance.conformance.remote.description import Description, read_description
-from fx_quant_conformance.conformance.remote.executor import Executor, HeldModel, OverwrittenError
+from fx_quant_conformance.conformance.remote.executor import Beside, Executor, Given, HeldModel, OverwrittenError, Read
 from fx_quant_conformance.conformance.remote.model_bytes import dump_model, dump_object
 from fx_quant_conformance.conformance.remote.wire import pack, unpack
 from fx_quant_conformance.refimpl import BackendConfig
@@ -46,10 +42,8 @@ MOST_TOGETHER = 1 << 20
 """Bytes of inputs that a process gets at a time."""
 
 
-LOWERS = frozenset({"lower", "lower annotated"})
+LOWERS = frozenset({"lower", "lower by"})
 """The requests that have a model lowered."""
-STEPS = {"annotate": "quantizer() or annotate", "lower annotated": "quantizer() or lower"}
-"""What a backend is asked for, where the request has another name."""
 
 
 class RemoteError(Exception):
@@ -137,24 +131,17 @@ class RemoteBackend(Backend, Executor):
         """Have a reference model lowered: the other process has a copy."""
         return self.lower(reference, example_inputs)
 
-    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-        """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower` does."""
-        head = {"do": "annotate", "request": asdict(request)}
-        found = self.ask(Frame(head=head, pieces=[dump_object(dict(probes))])).head.get("found")
+    def lower_by(self, function: Beside[Given], given: Given, *, step: str) -> Any:
+        """Have a model lowered by a function in the other process. Raises as `lower` does."""
+        return self._lower_from({"do": "lower by", "step": step}, dump_object((function, given)))
+
+    def ask_by(self, function: Beside[Given], given: Given, read: Callable[[Any], Read], *, step: str) -> Read:
+        """Have a function run in the other process, which is lost if what it sends cannot be read."""
+        answer = self.ask(Frame(head={"do": "ask by", "step": step}, pieces=[dump_object((function, given))]))
         try:
-            return None if found is None else read_places(found)
-        except SpellingError as error:
-            self.lose(f"no readings of annotations: {error}")
-
-    def lower_annotated(
-        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
-    ) -> Any:
-        """Have a float model lowered as the vendor's Quantizer has it quantized, on its reference model's grids.
-
-        Raises OtherGridError where they cannot be, and as `lower` does.
-        """
-        given = {"do": "lower annotated", "request": asdict(request)}
-        return self._lower_from(given, dump_object((model, reference, inputs)))
+            return read(answer.head.get("made"))
+        except WireError as error:
+            self.lose(str(error))
 
     @property
     def remake(self) -> Remake:
@@ -207,7 +194,7 @@ class RemoteBackend(Backend, Executor):
         ending, message = Ending(lost[LOST]), str(lost["message"])
         if ending is Ending.TIMEOUT:
             option = " (--claim-timeout)" if self._allowed == self._limit else ""
-            step = STEPS.get(request.head["do"], request.head["do"])
+            step = request.head.get("step", request.head["do"])
             message = f"{step} did not end within {self._allowed:g} s{option}"
         ending = Ending.TIMEOUT if ending is Ending.TIMEOUT else Ending.DIED
         return LostProcess(ending, message, text=str(lost["text"]), is_alone=bool(lost["is_alone"]))
@@ -219,8 +206,6 @@ class RemoteBackend(Backend, Executor):
         weakref.finalize(model, self._dropped.append, self._numbered)
         head = {**given, "seed": torch.default_generator.initial_seed(), "model": self._numbered}
         answer = self.ask(Frame(head=head, pieces=[data])).head
-        if "other_grid" in answer:
-            raise OtherGridError(str(answer["other_grid"]))
         if "not_callable" in answer:
             return type(str(answer["not_callable"]), (), {})()  # the stage says what it is
         return model

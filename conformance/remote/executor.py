@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
 from torch.fx import GraphModule
 
-from fx_quant_conformance.backends.base import Backend, Execution, Lowered, QuantizerRequest
+from fx_quant_conformance.backends.base import Backend, Execution, Lowered
 from fx_quant_conformance.backends.lowering import as_lowered, lower_reference
-from fx_quant_conformance.conformance.annotations.asking import annotate, lower_annotated
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.memory import current_filling, fill_memory
 from fx_quant_conformance.conformance.remote.wire import HeldOutputs, pack, unpack
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+Beside = Callable[[Backend, Given], Any]
+"""A function of the suite, which has a name in its module: it may run in the process of the backend's code."""
 
 
 class OverwrittenError(Exception):
@@ -66,17 +68,18 @@ class Executor(ABC):
         """Have a copy of a reference model lowered. Raises what the backend's code raises, NoAnswer, or LostProcess."""
 
     @abstractmethod
-    def lower_annotated(
-        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
-    ) -> Any:
-        """Have a float model lowered as the vendor's Quantizer has it quantized, on its reference model's grids.
+    def lower_by(self, function: Beside[Given], given: Given, *, step: str) -> Any:
+        """Have a model lowered by a function, which gets the backend and what is given.
 
-        Raises OtherGridError where they cannot be, and as `lower_copy` does.
+        ``step``: what a message calls that. Raises as `lower_copy` does; what the function raises has its type's name.
         """
 
     @abstractmethod
-    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-        """Have models annotated by the vendor's Quantizer; None: there is none for them. Raises as `lower_copy`."""
+    def ask_by(self, function: Beside[Given], given: Given, read: Callable[[Any], Read], *, step: str) -> Read:
+        """Have a function run, and read the data that it returns, such as JSON holds.
+
+        ``read`` raises WireError for other data. Raises as `lower_by` does.
+        """
 
     def allow(self, seconds: float) -> None:
         """Give what is asked from now on so many seconds, as far as the backend's process is watched."""
@@ -103,15 +106,13 @@ class LocalExecutor(Executor):
         """Lower a copy of a reference model."""
         return self._hold(lower_reference(self._backend, copy.deepcopy(reference), example_inputs))
 
-    def lower_annotated(
-        self, request: QuantizerRequest, model: nn.Module, reference: GraphModule, inputs: tuple[Any, ...]
-    ) -> Any:
-        """Lower a float model as the vendor's Quantizer has it quantized."""
-        return self._hold(lower_annotated(self._backend, request, model, reference, inputs))
+    def lower_by(self, function: Beside[Given], given: Given, *, step: str) -> Any:
+        """Lower a model by a function."""
+        return self._hold(function(self._backend, given))
 
-    def annotate(self, request: QuantizerRequest, probes: Mapping[str, Probe]) -> dict[str, BothPlaces] | None:
-        """Have models annotated."""
-        return annotate(self._backend, request, probes)
+    def ask_by(self, function: Beside[Given], given: Given, read: Callable[[Any], Read], *, step: str) -> Read:
+        """Run a function, and read what it returns."""
+        return read(function(self._backend, given))
 
     def _hold(self, made: Any) -> Any:
         return LocalModel(as_lowered(self._backend, made)) if callable(made) else made

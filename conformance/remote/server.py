@@ -14,14 +14,10 @@ from typing import Any
 
 import torch
 
-from fx_quant_conformance.backends.base import Backend, Execution, Lowered, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.backends.base import Backend, Execution, Lowered, UnsupportedPattern
 from fx_quant_conformance.backends.discovery import find_backend, find_target
 from fx_quant_conformance.backends.lowering import as_lowered, lower_reference
 from fx_quant_conformance.backends.names import BackendNotFound
-from fx_quant_conformance.conformance.annotations.asking import annotate, lower_annotated
-from fx_quant_conformance.conformance.annotations.probe import Probe
-from fx_quant_conformance.conformance.annotations.programs import OtherGridError
-from fx_quant_conformance.conformance.annotations.spelling import describe_places
 from fx_quant_conformance.conformance.machine.child import Answer, Parent, freeze_memory
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
 from fx_quant_conformance.conformance.machine.memory import fill_memory
@@ -53,9 +49,9 @@ class _Worker:
             "import": self._import,
             "describe": self._describe,
             "warm up": self._warm_up,
-            "annotate": self._annotate,
             "lower": self._lower,
-            "lower annotated": self._lower_annotated,
+            "lower by": self._lower_by,
+            "ask by": self._ask_by,
             "run": self._run,
             "execution": self._execution,
             "graph": self._graph,
@@ -106,15 +102,16 @@ class _Worker:
         torch.default_generator.manual_seed(request.head["seed"])
         return self._keep(request, lower_reference(self._backend, model, example_inputs))
 
-    def _lower_annotated(self, request: Frame) -> Frame:
-        """Lower a float model's program as the vendor's Quantizer has it quantized, on its reference model's grids."""
-        given = QuantizerRequest(**request.head["request"])
-        model, reference, inputs = load_object(bytes(request.pieces[0]))
+    def _lower_by(self, request: Frame) -> Frame:
+        """Lower a model by a function of the suite."""
+        function, given = load_object(bytes(request.pieces[0]))
         torch.default_generator.manual_seed(request.head["seed"])
-        try:
-            return self._keep(request, lower_annotated(self._backend, given, model, reference, inputs))
-        except OtherGridError as error:
-            return Frame(head={"other_grid": str(error)})
+        return self._keep(request, function(self._backend, given))
+
+    def _ask_by(self, request: Frame) -> Frame:
+        """Return the data that a function of the suite makes, beside the backend's code."""
+        function, given = load_object(bytes(request.pieces[0]))
+        return Frame(head={"made": function(self._backend, given)})
 
     def _keep(self, request: Frame, lowered: Any) -> Frame:
         if not callable(lowered):
@@ -147,13 +144,6 @@ class _Worker:
 
     def _graph(self, request: Frame) -> Frame:
         return Frame(head={"graph": self._models[request.head["model"]].graph()})
-
-    def _annotate(self, request: Frame) -> Frame:
-        """Have the vendor's Quantizer annotate models, and read what it did; None: there is no Quantizer for these."""
-        given = QuantizerRequest(**request.head["request"])
-        probes: dict[str, Probe] = load_object(bytes(request.pieces[0]))
-        found = annotate(self._backend, given, probes)
-        return Frame(head={"found": None if found is None else describe_places(found)})
 
 
 def _run_once(model: Callable[..., Any], how: Any, request: Frame) -> tuple[Any, dict[str, Any]]:

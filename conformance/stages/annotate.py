@@ -10,17 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
-from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound
+from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, annotate, lower_annotated
 from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.annotations.programs import OtherGridError
+from fx_quant_conformance.conformance.annotations.spelling import read_places
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import FLOAT_QPARAMS, Claim
+from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.claims.kinds import Kind
 from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
+from fx_quant_conformance.conformance.remote.executor import Executor
 from fx_quant_conformance.conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
 from fx_quant_conformance.conformance.stages.annotation_edges import find_edge_fault, make_edges
 from fx_quant_conformance.conformance.stages.bench import Bench
@@ -37,18 +46,18 @@ _RULE = "OBS-15"
 def check_annotations(run: ClaimState) -> Iterator[Fault]:
     """Have the Quantizer annotate each variant of a claim, and models just outside of it, and judge what it did.
 
-    Those variants are noted of which it quantizes the pattern alone, without neighbours. Raises FaultFound if there is
-    no Quantizer for the claim, it raises, or it says nothing. A claim that no Quantizer can be held to is left to the
-    other stages.
+    Of each variant whose pattern it quantizes alone, without neighbours, the first case will be lowered so. Raises
+    FaultFound if there is no Quantizer for the claim, it raises, or it says nothing. A claim that no Quantizer can be
+    held to is left to the other stages.
     """
-    bench, claim = run.bench, run.claim
+    bench, claim, request = run.bench, run.claim, request_for(run.claim)
     if reason := _find_inexpressible(claim):
         run.left_out["annotate"] = reason
         return
     variants = _choose_variants(run.cases)
     edges = {edge.name: edge for edge in make_edges(claim, next(iter(variants.values())), bench.config)}
     probes = {name: Probe.of(case) for name, case in variants.items()}
-    found = ask(bench, request_for(claim), probes | {name: edge.probe for name, edge in edges.items()})
+    found = ask(bench, request, probes | {name: edge.probe for name, edge in edges.items()})
     exported = [name for name in variants if is_exported(found[name])]
     if not exported:
         reason = found[next(iter(variants))].alone.failure or "export writes no op for the pattern"
@@ -62,7 +71,8 @@ def check_annotations(run: ClaimState) -> Iterator[Fault]:
     is_exported_form = bench.backend.representation is Representation.EXPORTED
     folds_norms = any(map(is_norm, claim.members))  # torchao folds one that a fused module holds, and FX does not
     if is_exported_form and claim.flow == "ptq" and not folds_norms:
-        run.annotated.update(name for name in readable if is_whole(found[name]))
+        lower = partial(lower_as_annotated, bench.executor, request)
+        run.lowerings |= {name: lower for name in readable if is_whole(found[name])}
     for name in readable:
         yield from _place(name, find_faults(claim, variants[name], found[name], bench.capabilities))
     for name, edge in edges.items():
@@ -87,7 +97,8 @@ def request_for(claim: Claim) -> QuantizerRequest:
 def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) -> Found:
     """Return what came of probes. Raises FaultFound if there is no Quantizer, or the backend's code raises."""
     try:
-        found = bench.executor.annotate(request, probes)
+        step = "quantizer() or annotate"
+        found = bench.executor.ask_by(annotate, (request, dict(probes)), read_places, step=step)
     except Exception as error:
         if type(error).__name__ == QuantizerNotFound.__name__:  # here, or in the backend's process
             raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=str(error))) from error
@@ -96,6 +107,22 @@ def ask(bench: Bench, request: QuantizerRequest, probes: Mapping[str, Probe]) ->
         text = f"the backend gives no Quantizer for {request}"
         raise FaultFound(Fault(rule=_RULE, verdict=Verdict.UNEXERCISED, message=text))
     return found
+
+
+def lower_as_annotated(
+    executor: Executor, request: QuantizerRequest, model: nn.Module, reference: GraphModule, example_inputs: Batch
+) -> Any:
+    """Have a backend lower a float model as its Quantizer has it quantized, on the grids of the reference model.
+
+    Where the Quantizer keeps to other grids within the claim, such as a narrower range, the reference model is lowered.
+    """
+    given = (request, model, reference, example_inputs)
+    try:
+        return executor.lower_by(lower_annotated, given, step="quantizer() or lower")
+    except Exception as error:
+        if type(error).__name__ != OtherGridError.__name__:  # here, or in the backend's process
+            raise
+        return executor.lower_copy(reference, example_inputs)
 
 
 def _find_inexpressible(claim: Claim) -> str:

@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
 from torch.fx import GraphModule
 
-from fx_quant_conformance.backends.base import QuantizerRequest, UnsupportedPattern
-from fx_quant_conformance.conformance.annotations.programs import OtherGridError
+from fx_quant_conformance.backends.base import UnsupportedPattern
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.machine.memory import fill_memory
-from fx_quant_conformance.conformance.remote.executor import Executor, OverwrittenError
-from fx_quant_conformance.conformance.stages.annotate import request_for
+from fx_quant_conformance.conformance.remote.executor import OverwrittenError
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, LoweredModel, make_backend_error
 from fx_quant_conformance.reports.schema import Where
@@ -28,14 +25,11 @@ Lowering = Callable[[GraphModule, Batch], Any]
 def lower_reference_model(run: ClaimState, state: CaseState) -> Iterable[Fault]:
     """Lower a copy of the reference model by the backend. (LOW-01)
 
-    Of the variants that a vendor's Quantizer annotates, the first case is lowered as that has it quantized.
+    The first case of some variants is lowered in a way of its own.
     """
     example = tuple(value.clone() for value in state.inputs[0].tensors)
-    lower_by_flow: Lowering = run.bench.executor.lower_copy
-    if state.case.variant in run.annotated:
-        run.annotated.remove(state.case.variant)
-        lower_by_flow = partial(lower_as_annotated, run.bench.executor, request_for(run.claim), state.model)
-    state.lowered = lower(run.bench, state.reference, example, lower_by_flow)
+    own = run.lowerings.pop(state.case.variant, None)
+    state.lowered = lower(run.bench, state.reference, example, own and partial(own, state.model))
     return ()
 
 
@@ -58,19 +52,6 @@ def lower(
         text = f"lower returned {type(lowered).__name__}, which cannot be called"
         raise FaultFound(Fault(rule="LOW-01", message=text))
     return lowered
-
-
-def lower_as_annotated(
-    executor: Executor, request: QuantizerRequest, model: nn.Module, reference: GraphModule, example_inputs: Batch
-) -> Any:
-    """Have a backend lower a float model as its Quantizer has it quantized, on the grids of the reference model.
-
-    Where the Quantizer keeps to other grids within the claim, such as a narrower range, the reference model is lowered.
-    """
-    try:
-        return executor.lower_annotated(request, model, reference, example_inputs)
-    except OtherGridError:
-        return executor.lower_copy(reference, example_inputs)
 
 
 def run_lowered(lowered: LoweredModel, where: Where | str, inputs: Batch) -> Any:

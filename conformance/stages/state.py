@@ -121,8 +121,8 @@ class ClaimState:
     """Those that are to be tried (config)."""
     proven: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By stage, the variants that need no further run of the check that is made once for each."""
-    annotated: set[str] = field(default_factory=set)
-    """The variants whose first case is lowered as the vendor's Quantizer has it quantized (annotate)."""
+    lowerings: dict[str, Callable[[nn.Module, GraphModule, Batch], Any]] = field(default_factory=dict)
+    """By variant, what lowers its first case, of the float model, the reference model and inputs, in another way."""
     first_prepared: GraphModule | None = None
     """The first prepared model, whose decisions are shown (prepare)."""
     untold: list[str] = field(default_factory=list)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fx_quant_conformance.backends.base import Execution
+from fx_quant_conformance.backends.base import Backend, Execution
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
 from fx_quant_conformance.conformance.machine.fault import FaultFound
@@ -25,12 +26,13 @@ from tests.support.remote import WorkersBackend, remote_backend
 MODEL = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3)))
 INPUT = torch.ones(2, 3)
 CASE = Case(name="a case", build=nn.Identity, inputs=(Input(shape=(2, 3)),), value_range=VALUE_RANGES[0])
+Find = Callable[[str], LocalExecutor | WorkersBackend]
 Lower = Callable[[str], HeldModel]
 
 
 @pytest.fixture(params=["here", pytest.param("in a worker", marks=pytest.mark.slow)])
-def lowered_by(request: pytest.FixtureRequest) -> Iterator[Lower]:
-    """Lowers by a backend of `vendor`."""
+def find(request: pytest.FixtureRequest) -> Iterator[Find]:
+    """Finds what reaches a backend of `vendor`."""
     with ExitStack() as opened:
 
         def find_executor(name: str) -> LocalExecutor | WorkersBackend:
@@ -38,7 +40,35 @@ def lowered_by(request: pytest.FixtureRequest) -> Iterator[Lower]:
                 return LocalExecutor(getattr(vendor, name)())
             return opened.enter_context(remote_backend(f"{vendor.__name__}:{name}"))
 
-        yield lambda name: find_executor(name).lower_copy(MODEL, (INPUT,))
+        yield find_executor
+
+
+@pytest.fixture
+def lowered_by(find: Find) -> Lower:
+    """Lowers by a backend of `vendor`."""
+    return lambda name: find(name).lower_copy(MODEL, (INPUT,))
+
+
+def lower_doubled(backend: Backend, number: int) -> Callable[[torch.Tensor], Any]:
+    return lambda x: 2 * x + number
+
+
+def say(backend: Backend, given: tuple[str, torch.Tensor]) -> list[Any]:
+    text, value = given
+    if not text:
+        raise vendor.DeviceError("nothing is given")
+    return [backend.name, text, value.tolist()]
+
+
+def test_a_function_of_the_suite_runs_beside_the_backends_code(find: Find) -> None:
+    executor = find("Plain")
+    assert torch.equal(executor.lower_by(lower_doubled, 3, step="doubling")(INPUT), 2 * INPUT + 3)
+    assert executor.ask_by(say, ("a text", INPUT[0]), tuple, step="saying") == ("good", "a text", [1.0, 1.0, 1.0])
+    with pytest.raises(Exception, match="nothing is given") as caught:
+        executor.ask_by(say, ("", INPUT), tuple, step="saying")
+    assert type(caught.value).__name__ == "DeviceError"
+    if isinstance(executor, WorkersBackend):
+        assert executor.tally.lowerings == 1
 
 
 def test_what_lower_makes_says_itself_what_it_runs_and_shows(lowered_by: Lower) -> None:

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fx_quant_conformance.backends.base import Execution, QuantizerRequest, UnsupportedPattern
+from fx_quant_conformance.backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
 from fx_quant_conformance.conformance.annotations.probe import Probe
 from fx_quant_conformance.conformance.machine import child, frames
 from fx_quant_conformance.conformance.machine.child import Ending, StartError
 from fx_quant_conformance.conformance.machine.fault import FaultFound
-from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer
+from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError
 from fx_quant_conformance.conformance.machine.workplace import LostProcess
 from fx_quant_conformance.conformance.remote import client
 from fx_quant_conformance.conformance.remote.client import RemoteModel, format_trace
@@ -276,11 +276,26 @@ def test_what_is_asked_after_the_limit_is_a_timeout_however_large_it_is(remote: 
 @needs_torchao
 def test_a_quantizer_that_hangs_is_told_as_such(remote: Make) -> None:
     backend = remote("Endless")
-    assert backend.annotate(QuantizerRequest(), {}) is None, "torchao takes a second to import"
+    bench = Bench(backend, seed=0, profile="quick")
+    with pytest.raises(FaultFound, match="gives no Quantizer"):
+        ask(bench, QuantizerRequest(), {})  # torchao takes a second to import
     backend.allow(0.3)
     with pytest.raises(LostProcess, match=r"^quantizer\(\) or annotate did not end within 0\.3 s$") as caught:
-        backend.annotate(QuantizerRequest(is_qat=True), {})
+        ask(bench, QuantizerRequest(is_qat=True), {})
     assert caught.value.ending is Ending.TIMEOUT and "in quantizer" in caught.value.text
+
+
+def name_it(backend: Backend, given: None) -> str:
+    return backend.name
+
+
+def test_a_worker_whose_data_cannot_be_read_is_lost(remote: Make) -> None:
+    def refuse(data: Any) -> None:
+        raise WireError(f"no number: {data}")
+
+    with pytest.raises(LostProcess, match="the process sent no number: good") as caught:
+        remote("Plain").ask_by(name_it, None, refuse, step="naming")
+    assert caught.value.ending is Ending.DIED
 
 
 @pytest.mark.parametrize("name", ["Plain", "LeavesBehind", "StopsParent"])

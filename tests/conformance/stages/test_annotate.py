@@ -21,12 +21,14 @@ from fx_quant_conformance.backends.exporting import owner_of
 from fx_quant_conformance.conformance.annotations import asking
 from fx_quant_conformance.conformance.annotations.probe import Probe, Prober
 from fx_quant_conformance.conformance.annotations.programs import make_program
-from fx_quant_conformance.conformance.annotations.spelling import SpellingError, describe_places, read_places
+from fx_quant_conformance.conformance.annotations.spelling import describe_places, read_places
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
 from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_entries
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
+from fx_quant_conformance.conformance.machine.frames import WireError
 from fx_quant_conformance.conformance.pipeline.claim_run import rebuild
-from fx_quant_conformance.conformance.stages.annotate import check_annotations
+from fx_quant_conformance.conformance.remote.executor import LocalExecutor
+from fx_quant_conformance.conformance.stages.annotate import check_annotations, lower_as_annotated
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
 from fx_quant_conformance.conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
@@ -115,6 +117,20 @@ def test_a_program_of_the_quantizer_has_the_bits_of_the_reference_model() -> Non
         assert torch.equal(program.module()(*each.tensors), state.reference(*each.tensors))
 
 
+def test_the_reference_model_is_lowered_where_the_quantizer_keeps_to_other_grids() -> None:
+    class Other(LocalExecutor):
+        def lower_by(self, function: Any, given: Any, *, step: str) -> Any:
+            raise type(name, (Exception,), {})("observed in another range")
+
+    example = (torch.ones(1, 3),)
+    given = (Other(SmallReference()), QuantizerRequest(), nn.Linear(3, 3), torch.fx.symbolic_trace(nn.ReLU()), example)
+    name = "OtherGridError"
+    assert torch.equal(lower_as_annotated(*given)(*example), *example)
+    name = "OtherError"
+    with pytest.raises(Exception, match="another range"):
+        lower_as_annotated(*given)
+
+
 @pytest.mark.slow
 def test_no_program_is_made_of_a_fused_module_that_holds_a_norm() -> None:
     """torchao folds it into the weight before it quantizes that; FX does not, so that the weights are other ones."""
@@ -133,7 +149,7 @@ def test_no_program_is_made_of_a_fused_module_that_holds_a_norm() -> None:
     for claim in enumerate_claims(bench.config, bench.capabilities):
         run = state_of(bench, claim)
         list(check_annotations(run))
-        found[claim.pattern] = bool(run.annotated)
+        found[claim.pattern] = bool(run.lowerings)
     assert found == {"nn.Conv2d": True, "nni.ConvBn2d": False}
 
 
@@ -201,6 +217,7 @@ def test_readings_survive_the_way_to_the_judge() -> None:
     probe = Probe(pattern=nn.Linear(4, 3), inputs=(torch.randn(2, 4),), activations=(0,))
     found = Prober(ByTarget({aten.linear.default: spec}), is_qat=False).probe({"a linear layer": probe})
     again = read_places(json.loads(json.dumps(describe_places(found))))
+    assert again is not None
     sent, got = found["a linear layer"].alone.reading, again["a linear layer"].alone.reading
     assert sent is not None and got is not None
     assert (got.inputs[0], got.outputs[0]) != (None, None)
@@ -222,5 +239,5 @@ def test_readings_survive_the_way_to_the_judge() -> None:
 
 @pytest.mark.parametrize("data", [[], {"a": 1}, {"a": [None, None, False]}, {"a": [{"inputs": []}, None, False]}])
 def test_data_that_are_no_readings_are_refused(data: Any) -> None:
-    with pytest.raises(SpellingError):
+    with pytest.raises(WireError, match="no readings of annotations"):
         read_places(data)
