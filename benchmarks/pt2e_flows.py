@@ -28,9 +28,9 @@ from tabulate import tabulate
 from benchmarks.pt2e_reasons import REASONS, Reason, Trial, compare, find_reason, trial_of
 from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
 from fx_quant_conformance.conformance.claims.plan import plan_cases
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 
 CONFIGS = ("native", "fbgemm", "x86", "qnnpack", "onednn", "tensorrt", "executorch")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "pt2e.md"

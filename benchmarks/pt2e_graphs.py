@@ -32,12 +32,12 @@ from benchmarks.pt2e_both import convert_both, export_float, find_difference
 from benchmarks.pt2e_flows import CONFIGS, name_backend
 from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
 from fx_quant_conformance.conformance.fuzz.graph import Drawing, DrawnGraph, patterns_of
 from fx_quant_conformance.conformance.fuzz.search import make_chooser
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, make_mapping, setups_of
 from fx_quant_conformance.refimpl import BackendConfig, QConfigMapping
 from fx_quant_conformance.refimpl.exported.exported import open_module

@@ -25,10 +25,10 @@ from benchmarks.pt2e_flows import CONFIGS, name_backend
 from benchmarks.pt2e_reasons import Trial, compare, is_same, list_refused, make_norms_exact, norms_of
 from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.conformance.whole_models import digits
 from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES
 from fx_quant_conformance.conformance.whole_models.jobs import jobs

@@ -1,4 +1,4 @@
-"""The commands of the suite but for certifying: ``init``, ``claims-of``, ``export``, ``run`` and ``judge``.
+"""The commands of the suite but for certifying: ``init``, ``export``, ``run`` and ``judge``; rooms add others.
 
 The last three are about devices that do not run Python (docs/vectors.md). Exit status: 0 success, 2 the run does not
 allow it, 4 usage error.
@@ -21,7 +21,7 @@ USAGE = 4
 INTERRUPTED = 130
 
 
-def _complain(why: object, status: int) -> int:
+def complain(why: object, status: int) -> int:
     """Print what is wrong, which a vendor's code may have said; return the exit status."""
     print(f"ERROR: {show(str(why))}", file=sys.stderr)
     return status
@@ -38,7 +38,7 @@ def _init(options: argparse.Namespace) -> int:
     try:
         folder = write_skeleton(options.name, Path.cwd())
     except SkeletonError as error:
-        return _complain(error, USAGE)
+        return complain(error, USAGE)
     is_installed = bool(entry_points(group="pytest11", name=DISTRIBUTION))
     command = f"pytest {f'--pyargs {PACKAGE}' if is_installed else ROOT / 'conformance'}"
     print(
@@ -48,31 +48,6 @@ def _init(options: argparse.Namespace) -> int:
         "that passes; without the option no claim does until execution() says what runs on integers\n"
         f"or, once it is installed (README.md): {command} --backend={folder.name}"
     )
-    return 0
-
-
-def _claims_of(options: argparse.Namespace) -> int:
-    from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound  # needs torch
-    from fx_quant_conformance.conformance.claims_of.command import ClaimsOf, ProbingFailed, write_claims
-
-    request = ClaimsOf(
-        specs=tuple(options.quantizer),
-        qat_specs=tuple(options.qat or ()),
-        globs=tuple(options.pattern or ["*"]),
-        config_name=options.name,
-        width=options.line_length,
-    )
-    if not request.flows:
-        return _complain("no Quantizer is named: give MODULE:QUANTIZER, or --qat MODULE:QUANTIZER", USAGE)
-    output = options.output or Path(f"claims_of_{request.name}.py")
-    try:
-        written = write_claims(request, limit=options.timeout)
-        output.write_text(written.module, encoding="utf-8")
-    except (QuantizerNotFound, OSError) as error:
-        return _complain(error, USAGE)
-    except ProbingFailed as error:
-        return _complain(error, REFUSED)
-    print(f"{show(written.table)}\n\n{output}: {written.claims} claims, of {written.patterns} patterns")
     return 0
 
 
@@ -88,11 +63,11 @@ def _export(options: argparse.Namespace) -> int:
         formats = choose_formats(options.format.split(","))
         done = export(make_options(options), options.folder.absolute(), formats, options.max_bytes)
     except FormatError as error:
-        return _complain(f"--format: {error}", USAGE)
+        return complain(f"--format: {error}", USAGE)
     except (ExportError, ElsewhereError, pytest.UsageError, OSError) as error:
-        return _complain(error, USAGE)
+        return complain(error, USAGE)
     except KeyboardInterrupt:
-        return _complain("interrupted; nothing was written", INTERRUPTED)
+        return complain("interrupted; nothing was written", INTERRUPTED)
     print(f"{done.folder}: {done.cases} cases of {done.claims} claims and models, {done.size / 2**20:.1f} MiB")
     for name, reason in done.left_out.items():
         print(join_lines(f"without a case: {name}: {reason}"))
@@ -108,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         count = run_bundle(options.folder, options.outputs, options.backend, limit=options.case_timeout)
     except (StartError, DescriptionError, FileFault, OSError) as error:
-        return _complain(error, USAGE)
+        return complain(error, USAGE)
     print(f"{options.outputs}: {count} cases")
     return 0
 
@@ -171,43 +146,8 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of pytest and of the suite")
 
 
-def _add_claims_of(claims_of: argparse.ArgumentParser) -> None:
-    claims_of.description = (
-        "Have a torchao Quantizer annotate a model of each pattern that the suite knows, and write the BackendConfig "
-        "that this amounts to as a Python module, to be read and committed (docs/vendor-guide.md): some minutes."
-    )
-    claims_of.set_defaults(run=_claims_of)
-    claims_of.add_argument(
-        "quantizer",
-        nargs="*",
-        metavar="MODULE:QUANTIZER",
-        help="a class, an instance, or what returns one; of several, one config is made",
-    )
-    claims_of.add_argument(
-        "--qat",
-        action="append",
-        metavar="MODULE:QUANTIZER",
-        help="one for quantization-aware training, by prepare_qat_pt2e; may be repeated",
-    )
-    claims_of.add_argument("--name", default="", help="of the config; default: that of the first Quantizer")
-    claims_of.add_argument("--line-length", type=int, default=88, metavar="N", help="of the module (default: 88)")
-    claims_of.add_argument(
-        "--pattern",
-        action="append",
-        metavar="GLOB",
-        help="only patterns of such a name, as nn.Conv2d*; may be repeated",
-    )
-    claims_of.add_argument(
-        "--timeout", type=parse_seconds, default=3600.0, metavar="SECONDS", help="for all (default: 3600)"
-    )
-    claims_of.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
-    )
-
-
 ADD: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "init": _add_init,
-    "claims-of": _add_claims_of,
     "export": _add_export,
     "run": _add_run,
     "judge": _add_judge,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+Command = tuple[str, Callable[[argparse.ArgumentParser], None]]
+"""What help says of a command, and what adds its arguments, which imports no more than the command needs."""
 NAME = "fx-quant-conformance"
 SUITE = "fx_quant_conformance"
 """What pytest is asked to run: ``pytest --pyargs fx_quant_conformance``."""
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _certify(words[1:])
     from fx_quant_conformance.reports.completion import complete
 
-    parser = make_parser(asked)
+    commands = _list_commands(asked)
+    parser = make_parser(asked, commands)
     complete(parser)
     if gone := _find_removed(words):
         print(gone, file=sys.stderr)
@@ -46,13 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command is None:
         parser.print_usage(sys.stderr)
-        print(f"{NAME}: error: give a command: {', '.join(_ADDED)}", file=sys.stderr)
+        print(f"{NAME}: error: give a command: {', '.join(commands)}", file=sys.stderr)
         return USAGE
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
 
 
-def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str], added: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Return the parser for a command line.
 
     It has the arguments of the command that the line begins with. Of the others it has name and help.
@@ -65,7 +68,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print version and commit of the suite, and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog=NAME)
-    for name, (text, add) in _ADDED.items():
+    for name, (text, add) in added.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if words[:1] == [name]:
             add(command)
@@ -91,16 +94,24 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     add_commands(parser)
 
 
-_ADDED: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+def _list_commands(words: Sequence[str]) -> dict[str, Command]:
+    """Return the commands, by name, of which a line about reports needs those of no room."""
+    if words[:1] == ["report"]:
+        return _COMMANDS
+    from fx_quant_conformance.conformance.rooms import list_rooms
+
+    return dict([*_COMMANDS.items(), *(command for room in list_rooms() for command in room.commands.items())])
+
+
+_COMMANDS: dict[str, Command] = {
     "certify": (f"run the suite on a backend, as pytest --pyargs {SUITE} --backend=NAME does", _add_certify),
     "init": ("write the package of a backend that runs at once", _add_suites("init")),
-    "claims-of": ("write the BackendConfig that a torchao Quantizer amounts to", _add_suites("claims-of")),
     "export": ("write models and inputs as files, for a device that cannot run Python", _add_suites("export")),
     "run": ("run such files by a backend in Python, in a process of its own", _add_suites("run")),
     "judge": ("judge what a device handed in for them", _add_suites("judge")),
     "report": ("make reports, comparisons and certificates from results files", _add_report),
 }
-"""The commands: what help says, and what adds their arguments, which imports no more than the command needs."""
+"""The commands that no room adds."""
 
 
 def _find_removed(words: Sequence[str]) -> str:

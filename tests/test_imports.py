@@ -34,6 +34,23 @@ def is_or_is_in(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def test_what_adds_to_the_suite_is_named_by_its_registration_alone() -> None:
+    room = ROOT / "conformance" / "pt2e"
+    others = [path for path in (*files("conformance"), *files("fx_quant_conformance")) if room not in path.parents]
+    naming = {path.name for path in others if "conformance.pt2e" in path.read_text(encoding="utf-8")}
+    assert naming == {"rooms.py"}
+
+
+def test_what_is_added_is_listed_without_torch_and_the_room_itself() -> None:
+    code = (
+        "import sys; from fx_quant_conformance.conformance.rooms import list_rooms; list_rooms(); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if is_or_is_in(name, "fx_quant_conformance.conformance.pt2e")}
+    assert loaded == {f"fx_quant_conformance.conformance.pt2e{end}" for end in ("", ".room")}
+    assert "torch" not in done.stdout.split()
+
+
 @pytest.mark.slow
 def test_the_import_contracts_hold() -> None:
     command = shutil.which(

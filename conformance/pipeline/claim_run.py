@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.messages import Begin, Trace
 from fx_quant_conformance.conformance.pipeline.graph_text import graphs_of
-from fx_quant_conformance.conformance.stages.annotate import check_annotations
+from fx_quant_conformance.conformance.rooms import find_rooms, list_rooms
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_cases_of_claim, plan_claim
 from fx_quant_conformance.conformance.stages.convert import convert_to_reference
@@ -37,7 +37,6 @@ from fx_quant_conformance.conformance.stages.state import (
     CaseState,
     ClaimState,
     ExecutionEvidence,
-    gives_quantizer,
     make_check,
     make_internal_error,
     make_skip,
@@ -63,7 +62,7 @@ CASE_STAGES: dict[str, CaseStage] = {
     "numerics": compare_with_exact,
 }
 """The stages that each case goes through, in order."""
-GOES_ON = frozenset({"annotate", "execution", "numerics", "invariance"})
+GOES_ON = frozenset({"execution", "numerics", "invariance", *(room.stage for room in list_rooms())})
 """The stages that a fault does not end, so that they find several, and a case goes on after them."""
 RUNS_BACKEND = frozenset({"lower", "numerics"})
 """The stages in which the backend's code may raise, so that a claim may end before all its cases are tried."""
@@ -140,9 +139,9 @@ class ClaimRun:
     def steps(self) -> Iterator[Begin | Check]:
         """Take the claim through all stages."""
         yield self._judge_whole("config", plan_cases_of_claim)
-        if gives_quantizer(self._bench.backend):
-            yield Begin(stage="annotate")
-            yield self._judge_whole("annotate", check_annotations)
+        for room in find_rooms(self._bench.backend):
+            yield Begin(stage=room.stage)
+            yield self._judge_whole(room.stage, room.check)
         for case in self.state.cases:
             yield from self._take(case)
             if self._is_over:

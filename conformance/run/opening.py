@@ -18,7 +18,6 @@ from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.claims.claim import Claim, config_digest, enumerate_claims
 from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits
 from fx_quant_conformance.conformance.claims.preparation import Preparation
-from fx_quant_conformance.conformance.claims_of import unclaimed_ops
 from fx_quant_conformance.conformance.facts.fingerprint import jobs as fingerprint
 from fx_quant_conformance.conformance.fuzz import search as fuzz
 from fx_quant_conformance.conformance.machine import isa
@@ -33,6 +32,7 @@ from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.description import DescriptionError, Limit, read_description
 from fx_quant_conformance.conformance.remote.executor import executor_of
 from fx_quant_conformance.conformance.remote.worker import describe_backend
+from fx_quant_conformance.conformance.rooms import find_rooms
 from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
 from fx_quant_conformance.conformance.run.elsewhere import open_command, open_vectors
 from fx_quant_conformance.conformance.run.findings import read_findings
@@ -41,7 +41,7 @@ from fx_quant_conformance.conformance.run.outline import Outline, Unit
 from fx_quant_conformance.conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
-from fx_quant_conformance.conformance.stages.state import gives_quantizer, stages_of
+from fx_quant_conformance.conformance.stages.state import stages_of
 from fx_quant_conformance.conformance.whole_models import jobs as whole_models
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
@@ -256,9 +256,9 @@ def open_run(options: Options, backend: Backend) -> Opened:
         Preparation.of(backend)
     if not claims:
         raise pytest.UsageError(f"backend {backend.name}: backend_config() claims nothing: no entry has a dtype config")
-    of_quantizer = unclaimed_ops.jobs(claims) if gives_quantizer(backend) else ()
+    added = [job for room in find_rooms(backend) for job in room.list_jobs(claims)]
     own = own_models.jobs(_find_models(options, backend), claims, capabilities, backend.representation)
-    jobs = (*own, *_jobs_of(options.profile, config, capabilities), *of_quantizer)
+    jobs = (*own, *_jobs_of(options.profile, config, capabilities), *added)
     if _runs_elsewhere(backend):
         jobs = tuple(job for job in jobs if not job.is_adaptive)
     stress_jobs = _jobs_of("stress", config, capabilities)

@@ -27,7 +27,8 @@ from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
 from fx_quant_conformance.conformance.remote.client import format_trace
-from fx_quant_conformance.conformance.remote.executor import HeldModel, executor_of
+from fx_quant_conformance.conformance.remote.executor import HeldModel
+from fx_quant_conformance.conformance.rooms import find_rooms, list_rooms
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.comparison import Comparison
 from fx_quant_conformance.refimpl import ConfigError, RefimplError
@@ -36,7 +37,7 @@ from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 RULES: dict[str, str] = {
     "config": "CFG-09",
-    "annotate": "OBS-15",
+    **{room.stage: room.rule for room in list_rooms()},
     "fuse": "FUS-03",
     "prepare": "OBS-01",
     "convert": "CVT-01",
@@ -48,8 +49,6 @@ RULES: dict[str, str] = {
 }
 """The stages in order, and the rule that each names when it finds no fault."""
 STAGES: tuple[str, ...] = tuple(RULES)
-OF_A_QUANTIZER = ("annotate",)
-"""The stages that only a backend with a torchao Quantizer has."""
 MOST_OTHERS = 20
 """Most lines about further faults in the evidence."""
 LoweredModel = HeldModel
@@ -141,15 +140,10 @@ class ClaimState:
     """By stage, how many things it has judged, if these are not the cases that came to it."""
 
 
-def gives_quantizer(backend: Backend) -> bool:
-    """Tell whether a backend gives a torchao Quantizer, which can be asked here, for some of its claims."""
-    return executor_of(backend).gives_quantizer
-
-
 def stages_of(backend: Backend) -> tuple[str, ...]:
     """Return the stages of a backend's claims, in order."""
-    has_all = gives_quantizer(backend)
-    return STAGES if has_all else tuple(stage for stage in STAGES if stage not in OF_A_QUANTIZER)
+    missing = {room.stage for room in list_rooms()} - {room.stage for room in find_rooms(backend)}
+    return tuple(stage for stage in STAGES if stage not in missing)
 
 
 def make_backend_error(where: str, error: Exception) -> FaultFound:

@@ -14,6 +14,7 @@ from functools import wraps
 from inspect import isgeneratorfunction
 from typing import Any
 
+import fx_quant_conformance.conformance.pt2e.unclaimed_ops  # noqa: F401  # with it come all guards of its room
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import GUARDS
 from fx_quant_conformance.reports.schema import Check

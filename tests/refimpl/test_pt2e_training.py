@@ -24,7 +24,7 @@ from torchao.quantization.pt2e.quantizer import ComposableQuantizer
 from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
 from fx_quant_conformance import refimpl
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 from fx_quant_conformance.refimpl.exported.pt2e_changes import ChangeKind, find_changes
 from tests.refimpl.support.folded import REFUSED, Model, conv, export, integers, norm, settle

@@ -16,9 +16,9 @@ require_torchao()
 from fx_quant_conformance.backends import exporting, pt2e_x86, pt2e_xnnpack
 from fx_quant_conformance.backends.base import Backend, QuantizerRequest
 from fx_quant_conformance.backends.discovery import find_backend
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
-from fx_quant_conformance.conformance.claims_of.derive import derive_config
-from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
+from fx_quant_conformance.conformance.pt2e.derive import derive_config
+from fx_quant_conformance.conformance.pt2e.merging import Part, merge_parts
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.refimpl import BackendPatternConfig
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 

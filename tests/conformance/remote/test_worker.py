@@ -22,18 +22,18 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fx_quant_conformance.backends.base import Backend, Execution, QuantizerRequest, UnsupportedPattern
-from fx_quant_conformance.conformance.annotations.probe import Probe
 from fx_quant_conformance.conformance.machine import child, frames
 from fx_quant_conformance.conformance.machine.child import Ending, StartError
 from fx_quant_conformance.conformance.machine.fault import FaultFound
 from fx_quant_conformance.conformance.machine.frames import Frame, NoAnswer, WireError
 from fx_quant_conformance.conformance.machine.workplace import LostProcess
+from fx_quant_conformance.conformance.pt2e.probe import Probe
+from fx_quant_conformance.conformance.pt2e.stage import ask
 from fx_quant_conformance.conformance.remote import client
 from fx_quant_conformance.conformance.remote.client import RemoteModel, format_trace
 from fx_quant_conformance.conformance.remote.description import DescriptionError, read_description
 from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.remote.worker import describe_backend, make_warm_workers, make_worker
-from fx_quant_conformance.conformance.stages.annotate import ask
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.lower import lower, run_all
 from fx_quant_conformance.refimpl.graph.tracer import trace

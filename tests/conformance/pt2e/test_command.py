@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fx_quant_conformance.conformance.annotations import asking
-from fx_quant_conformance.conformance.claims_of.command import find_quantizer
+from fx_quant_conformance.conformance.pt2e import asking
+from fx_quant_conformance.conformance.pt2e.command import find_quantizer
 from fx_quant_conformance.door import main
 from tests.support.torchao import needs_torchao
 

@@ -19,8 +19,8 @@ from torchao.quantization.pt2e import export_utils, move_exported_model_to_eval,
 from torchao.quantization.pt2e.export_utils import WrapperModule
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
-from fx_quant_conformance.conformance.annotations import remembered
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
+from fx_quant_conformance.conformance.pt2e import remembered
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.refimpl import default_backend_config, get_default_qat_qconfig_mapping
 from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 

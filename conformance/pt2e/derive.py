@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from fx_quant_conformance.conformance.annotations.probe import Probe, Probed, Prober
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import dtype_config_text
-from fx_quant_conformance.conformance.claims_of.candidates import (
+from fx_quant_conformance.conformance.ops.fused_modules import root_of
+from fx_quant_conformance.conformance.ops.table import WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.conformance.pt2e.candidates import (
     WITH_NUMBER,
     copy_entry,
     is_of_qat,
@@ -22,7 +24,7 @@ from fx_quant_conformance.conformance.claims_of.candidates import (
     plan_candidate,
     probed_pattern,
 )
-from fx_quant_conformance.conformance.claims_of.claiming import (
+from fx_quant_conformance.conformance.pt2e.claiming import (
     NO_INPUT,
     NOT_ANNOTATED,
     OUTPUT_LEFT,
@@ -30,9 +32,7 @@ from fx_quant_conformance.conformance.claims_of.claiming import (
     NoWordsError,
     derive_claim,
 )
-from fx_quant_conformance.conformance.ops.fused_modules import root_of
-from fx_quant_conformance.conformance.ops.table import WEIGHTED
-from fx_quant_conformance.conformance.ops.variants import Arguments
+from fx_quant_conformance.conformance.pt2e.probe import Probe, Probed, Prober
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig
 from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name
 

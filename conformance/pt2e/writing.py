@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from fx_quant_conformance.backends import onednn_fusers
 from fx_quant_conformance.conformance.claims.kinds import kind_of
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
 from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,

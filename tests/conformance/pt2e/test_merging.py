@@ -9,9 +9,9 @@ import torch.ao.nn.intrinsic.qat as nniqat
 import torch.ao.nn.qat as nnqat
 from torch import nn
 
-from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_entries
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
-from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
+from fx_quant_conformance.conformance.pt2e.candidates import copy_entry, list_entries
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
+from fx_quant_conformance.conformance.pt2e.merging import Part, merge_parts
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from fx_quant_conformance.refimpl.config.native import DYNAMIC_U8_S8, U8, U8_S8
 from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
 from fx_quant_conformance.conformance.claims.claim import has_weight
 from fx_quant_conformance.conformance.ops.fused_modules import weight_axis_of
+from fx_quant_conformance.conformance.pt2e.reading import Observed, PatternReading
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig, DTypeWithConstraints, ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaves
 from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8

@@ -17,10 +17,6 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import WEIGHT_SCHEMES, QuantizerRequest, Representation
-from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, annotate, lower_annotated
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
-from fx_quant_conformance.conformance.annotations.programs import OtherGridError
-from fx_quant_conformance.conformance.annotations.spelling import read_places
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import FLOAT_QPARAMS, Claim
 from fx_quant_conformance.conformance.claims.inputs import Batch
@@ -29,9 +25,13 @@ from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
+from fx_quant_conformance.conformance.pt2e.asking import QuantizerNotFound, annotate, lower_annotated
+from fx_quant_conformance.conformance.pt2e.checks import find_faults, is_exported, is_whole, says_something
+from fx_quant_conformance.conformance.pt2e.edges import find_edge_fault, make_edges
+from fx_quant_conformance.conformance.pt2e.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.pt2e.programs import OtherGridError
+from fx_quant_conformance.conformance.pt2e.spelling import read_places
 from fx_quant_conformance.conformance.remote.executor import Executor
-from fx_quant_conformance.conformance.stages.annotation_checks import find_faults, is_exported, is_whole, says_something
-from fx_quant_conformance.conformance.stages.annotation_edges import find_edge_fault, make_edges
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.state import ClaimState, make_backend_error
 from fx_quant_conformance.refimpl import ObservationType

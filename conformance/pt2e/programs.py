@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.conformance.annotations.probe import prepare
+from fx_quant_conformance.conformance.pt2e.probe import prepare
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.exported.calls import ANNOTATION
 from fx_quant_conformance.refimpl.exported.exported import CALLED, OF_MODEL, export_open, open_module

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fx_quant_conformance.conformance.annotations.probe import Probe, Probed
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.pattern_plan import is_norm
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.ops.op_model import PatternModel
+from fx_quant_conformance.conformance.pt2e.probe import Probe, Probed
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.patterns import Pattern, leaf_name
 

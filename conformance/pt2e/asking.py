@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Backend, QuantizerRequest
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.probe import Probe, Prober
-from fx_quant_conformance.conformance.annotations.programs import make_program
-from fx_quant_conformance.conformance.annotations.spelling import describe_places
+from fx_quant_conformance.conformance.pt2e.probe import Probe, Prober
+from fx_quant_conformance.conformance.pt2e.programs import make_program
+from fx_quant_conformance.conformance.pt2e.spelling import describe_places
 
 
 class QuantizerNotFound(Exception):

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_compositions, list_entries
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
-from fx_quant_conformance.conformance.claims_of.writing import render_module, render_table
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.pt2e.candidates import copy_entry, list_compositions, list_entries
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
+from fx_quant_conformance.conformance.pt2e.writing import render_module, render_table
 from fx_quant_conformance.conformance.remote.config_data import config_to_data
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.native import U8, U8_S8

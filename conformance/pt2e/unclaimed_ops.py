@@ -11,18 +11,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from fx_quant_conformance.backends.base import QuantizerRequest
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probe
-from fx_quant_conformance.conformance.annotations.reading import PatternReading
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import Claim
-from fx_quant_conformance.conformance.claims_of.candidates import plan_candidate
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
 from fx_quant_conformance.conformance.ops.table import FAMILIES
 from fx_quant_conformance.conformance.pipeline.job import Job
-from fx_quant_conformance.conformance.stages.annotate import ask, request_for
-from fx_quant_conformance.conformance.stages.annotation_edges import form_of
+from fx_quant_conformance.conformance.pt2e.candidates import plan_candidate
+from fx_quant_conformance.conformance.pt2e.edges import form_of
+from fx_quant_conformance.conformance.pt2e.probe import BothPlaces, Probe
+from fx_quant_conformance.conformance.pt2e.reading import PatternReading
+from fx_quant_conformance.conformance.pt2e.stage import ask, request_for
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl.config.patterns import Pattern, pattern_name
 from fx_quant_conformance.reports.schema import ModelResult, evidence

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.annotations.reading import PatternReading, read_probes
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
 from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.inputs import Batch, draw_calibration_inputs
 from fx_quant_conformance.conformance.ops.op_model import Role
+from fx_quant_conformance.conformance.pt2e.reading import PatternReading, read_probes
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
 from fx_quant_conformance.refimpl.exported.exported import open_module
 
 RAISED = "the Quantizer raised"

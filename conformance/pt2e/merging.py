@@ -11,10 +11,10 @@ from copy import copy
 from dataclasses import dataclass
 
 from fx_quant_conformance.conformance.claims.claim import dtype_config_text, has_weight
-from fx_quant_conformance.conformance.claims_of.candidates import is_of_qat
-from fx_quant_conformance.conformance.claims_of.claiming import NOT_ANNOTATED
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow
 from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS
+from fx_quant_conformance.conformance.pt2e.candidates import is_of_qat
+from fx_quant_conformance.conformance.pt2e.claiming import NOT_ANNOTATED
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 

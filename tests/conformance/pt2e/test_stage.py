@@ -18,20 +18,20 @@ require_torchao()
 
 from fx_quant_conformance.backends.base import QuantizerRequest, Representation
 from fx_quant_conformance.backends.exporting import owner_of
-from fx_quant_conformance.conformance.annotations import asking
-from fx_quant_conformance.conformance.annotations.probe import Probe, Prober
-from fx_quant_conformance.conformance.annotations.programs import make_program
-from fx_quant_conformance.conformance.annotations.spelling import describe_places, read_places
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
-from fx_quant_conformance.conformance.claims_of.candidates import copy_entry, list_entries
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.frames import WireError
 from fx_quant_conformance.conformance.pipeline.claim_run import rebuild
+from fx_quant_conformance.conformance.pt2e import asking
+from fx_quant_conformance.conformance.pt2e.candidates import copy_entry, list_entries
+from fx_quant_conformance.conformance.pt2e.probe import Probe, Prober
+from fx_quant_conformance.conformance.pt2e.programs import make_program
+from fx_quant_conformance.conformance.pt2e.spelling import describe_places, read_places
+from fx_quant_conformance.conformance.pt2e.stage import check_annotations, lower_as_annotated
 from fx_quant_conformance.conformance.remote.executor import LocalExecutor
-from fx_quant_conformance.conformance.stages.annotate import check_annotations, lower_as_annotated
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
-from fx_quant_conformance.conformance.stages.state import OF_A_QUANTIZER, STAGES, ClaimState, make_check, stages_of
+from fx_quant_conformance.conformance.stages.state import STAGES, ClaimState, make_check, stages_of
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.native import U8_S8
 from fx_quant_conformance.reports.schema import Where
@@ -208,7 +208,7 @@ def test_a_missing_torchao_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backends_without_a_quantizer_have_no_such_stage() -> None:
-    assert set(STAGES) - set(stages_of(SmallReference())) == set(OF_A_QUANTIZER)
+    assert set(STAGES) - set(stages_of(SmallReference())) == {"annotate"}
     assert stages_of(Quantized()) == STAGES
 
 

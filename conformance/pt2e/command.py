@@ -10,16 +10,16 @@ from typing import Any
 
 from fx_quant_conformance.backends.discovery import find_attribute
 from fx_quant_conformance.backends.names import BackendNotFound, format_error
-from fx_quant_conformance.conformance.annotations.asking import QuantizerNotFound, check_torchao
-from fx_quant_conformance.conformance.annotations.probe import RAISED, REFUSED
-from fx_quant_conformance.conformance.annotations.remembered import remember_patterns
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, count_claims, derive_config
-from fx_quant_conformance.conformance.claims_of.merging import Part, merge_parts
-from fx_quant_conformance.conformance.claims_of.writing import WIDTH, render_module, render_table
 from fx_quant_conformance.conformance.machine.child import Answer, Ending, Parent, Recipe
 from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.release import DISTRIBUTION, ROOT, read_suite_version
 from fx_quant_conformance.conformance.machine.workplace import Workplace, make_answer
+from fx_quant_conformance.conformance.pt2e.asking import QuantizerNotFound, check_torchao
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow, count_claims, derive_config
+from fx_quant_conformance.conformance.pt2e.merging import Part, merge_parts
+from fx_quant_conformance.conformance.pt2e.probe import RAISED, REFUSED
+from fx_quant_conformance.conformance.pt2e.remembered import remember_patterns
+from fx_quant_conformance.conformance.pt2e.writing import WIDTH, render_module, render_table
 from fx_quant_conformance.reports.numbers import Scalar
 from fx_quant_conformance.reports.schema import Measurement
 

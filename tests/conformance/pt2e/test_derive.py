@@ -18,7 +18,7 @@ from tests.support.torchao import require_torchao
 
 require_torchao()
 
-from fx_quant_conformance.conformance.claims_of.derive import ProbeRow, derive_config
+from fx_quant_conformance.conformance.pt2e.derive import ProbeRow, derive_config
 from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,

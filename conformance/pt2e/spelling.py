@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces, Probed
-from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
 from fx_quant_conformance.conformance.machine.frames import WireError
+from fx_quant_conformance.conformance.pt2e.probe import BothPlaces, Probed
+from fx_quant_conformance.conformance.pt2e.reading import Observed, PatternReading
 from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts
 
 _TENSORS = ("inputs", "outputs")

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.annotations.probe import BothPlaces
-from fx_quant_conformance.conformance.annotations.reading import Observed, PatternReading
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import INTEGERS, Kind
 from fx_quant_conformance.conformance.claims.qconfigs import WEIGHT_OBSERVERS
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
+from fx_quant_conformance.conformance.pt2e.probe import BothPlaces
+from fx_quant_conformance.conformance.pt2e.reading import Observed, PatternReading
 from fx_quant_conformance.refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
 from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
 from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE

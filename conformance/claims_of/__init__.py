@@ -1,1 +1,0 @@
-"""What a torchao Quantizer amounts to, as a BackendConfig."""
