@@ -72,10 +72,7 @@ U8 = DTypeConfig(
 
 
 def _entry(
-    pattern: Any,
-    *dtype_configs: DTypeConfig,
-    observe: ObservationType = DIFFERENT,
-    **parts: Any,
+    pattern: Any, *dtype_configs: DTypeConfig, observe: ObservationType = DIFFERENT, **parts: Any
 ) -> BackendPatternConfig:
     """Return an entry; `parts`: by the names in PARTS, or of the dict form."""
     form = {"observation_type": observe, "dtype_configs": [*dtype_configs]}
@@ -83,11 +80,7 @@ def _entry(
     return BackendPatternConfig.from_dict({"pattern": pattern, **form, **named})
 
 
-def _entry_of_two(
-    pattern: Any,
-    *dtype_configs: DTypeConfig,
-    **parts: Any,
-) -> BackendPatternConfig:
+def _entry_of_two(pattern: Any, *dtype_configs: DTypeConfig, **parts: Any) -> BackendPatternConfig:
     """Return an entry of a complex pattern, whose wildcard is a second input."""
     return _entry(
         None,

@@ -63,10 +63,7 @@ S8_S8 = DTypeConfig(
     input_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
     output_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
     weight_dtype=DTypeWithConstraints(
-        torch.qint8,
-        quant_min_lower_bound=-127,
-        quant_max_upper_bound=127,
-        scale_min_lower_bound=2**-12,
+        torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
     ),
     bias_dtype=torch.float32,
 )
@@ -74,10 +71,7 @@ DYNAMIC_S8_S8 = DTypeConfig(
     input_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
     output_dtype=torch.float32,
     weight_dtype=DTypeWithConstraints(
-        torch.qint8,
-        quant_min_lower_bound=-127,
-        quant_max_upper_bound=127,
-        scale_min_lower_bound=2**-12,
+        torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
     ),
     bias_dtype=torch.float32,
     is_dynamic=True,
@@ -89,10 +83,7 @@ S8 = DTypeConfig(
 
 
 def _entry(
-    pattern: Any,
-    *dtype_configs: DTypeConfig,
-    observe: ObservationType = DIFFERENT,
-    **parts: Any,
+    pattern: Any, *dtype_configs: DTypeConfig, observe: ObservationType = DIFFERENT, **parts: Any
 ) -> BackendPatternConfig:
     """Return an entry; `parts`: by the names in PARTS, or of the dict form."""
     form = {"observation_type": observe, "dtype_configs": [*dtype_configs]}

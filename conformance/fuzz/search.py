@@ -288,7 +288,7 @@ class Search:
             except NoScriptError as error:
                 message = f"{message} (no script: {error})"
         if script:
-            shown["script_fails_alone"] = fails = fails_standalone(script, self._bench.spec)
+            shown["script_fails_alone"] = fails = fails_standalone(script)
             message += "" if fails else " (the script does not fail on its own: a bug of the suite)"
         check = replace(check, outcome="fail", message=message, slack_lsb=None, cases=graphs, evidence=evidence(shown))
         return check, script

@@ -1,15 +1,14 @@
 """Writing: a derived BackendConfig as a Python module that constructs it, and as a table.
 
-The module is formatted as ruff does, with lines of up to 88 characters, or as many as asked for: calls that do not fit
-have their arguments on one line, or one argument on each. It needs refimpl only, or what a vendor puts in its place.
+The module has lines of up to 88 characters, or as many as asked for. It needs refimpl only, or what a vendor puts in
+its place.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -21,6 +20,7 @@ from tabulate import tabulate
 from fx_quant_conformance.backends import onednn_fusers
 from fx_quant_conformance.conformance.claims.kinds import kind_of
 from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
+from fx_quant_conformance.conformance.reproducers import python_text
 from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -32,7 +32,6 @@ from fx_quant_conformance.refimpl import (
 from fx_quant_conformance.refimpl.config.fusers import assemble, sequential
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
-_REFIMPL = "fx_quant_conformance.refimpl"
 WIDTH = 88
 """The longest line that is written, unless another is asked for."""
 _SHORT = {
@@ -49,19 +48,15 @@ _OBSERVE = {
     ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT: "SHARE",
     ObservationType.INPUT_OUTPUT_NOT_OBSERVED: "NOT_OBSERVED",
 }
-_NAMESPACES = {
-    "operator": "import operator",
-    "builtins": "import builtins",
-    "torch": "import torch",
-    "nni": "import torch.ao.nn.intrinsic as nni",
-    "nniqat": "import torch.ao.nn.intrinsic.qat as nniqat",
-    "nnqat": "import torch.ao.nn.qat as nnqat",
-    "nnqr": "import torch.ao.nn.quantized.reference as nnqr",
-    "F": "import torch.nn.functional as F",
-}
-"""How a written module imports a namespace; nn comes from torch."""
 _GETTERS = (onednn_fusers.root_node_getter, onednn_fusers.extra_inputs_getter)
-_OF_PYTHON = ("builtins", "functools", "operator", "typing")
+_OF_REFIMPL = (BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints, MatchAllNode, ObservationType)
+_HOMES = {
+    **{kind.__name__: "fx_quant_conformance.refimpl" for kind in _OF_REFIMPL},
+    **{maker.__name__: maker.__module__ for maker in (*_GETTERS, onednn_fusers.conv_add, sequential)},
+    "Any": "typing",
+    "partial": "functools",
+}
+"""The modules of the names that a written module may need, beside those of its ops."""
 _PUBLIC = {
     **{id(getattr(nnqr, name)): f"nnqr.{name}" for name in dir(nnqr) if not name.startswith("_")},
     id(MatchAllNode): "MatchAllNode",
@@ -86,38 +81,24 @@ _PARTS = {
     "input_type_to_index": "index",
 }
 """What the written module calls the parts of an entry."""
-_ENTRY = '''
-
+_ENTRY = '''\
 def _entry(
-    pattern: Any,
-    *dtype_configs: DTypeConfig,
-    observe: ObservationType = DIFFERENT,
-    **parts: Any,
+    pattern: Any, *dtype_configs: DTypeConfig, observe: ObservationType = DIFFERENT, **parts: Any
 ) -> BackendPatternConfig:
     """Return an entry; `parts`: by the names in PARTS, or of the dict form."""
     form = {"observation_type": observe, "dtype_configs": [*dtype_configs]}
     named = {PARTS.get(name, name): value for name, value in parts.items()}
     return BackendPatternConfig.from_dict({"pattern": pattern, **form, **named})
 '''
-_ENTRY_OF_TWO = '''
-
-def _entry_of_two(
-    pattern: Any,
-    *dtype_configs: DTypeConfig,
-    **parts: Any,
-) -> BackendPatternConfig:
+_ENTRY_OF_TWO = '''\
+def _entry_of_two(pattern: Any, *dtype_configs: DTypeConfig, **parts: Any) -> BackendPatternConfig:
     """Return an entry of a complex pattern, whose wildcard is a second input."""
     return _entry(
-        None,
-        *dtype_configs,
-        pattern_complex_format=pattern,
-        root_node_getter=root_node_getter(pattern),
-        extra_inputs_getter=extra_inputs_getter(pattern),
-        **parts,
+        None, *dtype_configs, pattern_complex_format=pattern, root_node_getter=root_node_getter(pattern),
+        extra_inputs_getter=extra_inputs_getter(pattern), **parts
     )
 '''
-_GETTER = '''
-
+_GETTER = '''\
 def backend_config() -> BackendConfig:
     """Return a new BackendConfig of these claims."""
     return BackendConfig(NAME).set_backend_pattern_configs(ENTRIES)
@@ -130,39 +111,39 @@ def render_module(config: BackendConfig, rows: Sequence[ProbeRow], origin: Seque
     ``rows``: those of `derive_config`, for the notes of the claims. ``origin``: lines that say what it is derived from.
     ``width``: of the longest line.
     """
-    spelling = _Spelling(width)
-    constants = _name_dtype_configs(config)
+    spelling, constants = _Spelling(), _name_dtype_configs(config)
     notes = [row.notes for row in rows if not row.reason]
-    before = [(), *notes]
     entries = [
         line
-        for entry, said, last in zip(config.configs, notes, before, strict=False)
-        for line in (*([] if said == last else _comment(said, width)), *_format_entry(entry, constants, spelling))
+        for entry, said, last in zip(config.configs, notes, [(), *notes], strict=False)
+        for line in (*([] if said == last else _comment(said, width)), _format_entry(entry, constants, spelling))
     ]
-    dtypes = [line for dtype_config, name in constants.items() for line in _format_dtypes(name, dtype_config, spelling)]
-    schemes = sorted({scheme for row in rows for scheme in row.schemes})
+    schemes = tuple(sorted({scheme for row in rows for scheme in row.schemes}))
     observe = {
         ObservationType.OUTPUT_USE_DIFFERENT_OBSERVER_AS_INPUT,
         *(entry.observation_type for entry in config.configs),
     }
     observe |= {each for entry in config.configs for each in entry._num_tensor_args_to_observation_type.values()}
+    parts = {short: name for name, short in _PARTS.items()}
     body = [
-        f"NAME = {_quote(config.name)}",
-        *([f"WEIGHT_SCHEMES = {_format_tuple(map(_quote, schemes))}", _SCHEMES] if schemes else []),
+        f"NAME = {config.name!r}",
+        *([f"WEIGHT_SCHEMES = {spelling.spell(schemes)}", _SCHEMES] if schemes else []),
         "",
         *(f"{name} = ObservationType.{each.name}" for each, name in _OBSERVE.items() if each in observe),
         "",
-        "PARTS = {",
-        *(f"    {_quote(short)}: {_quote(name)}," for name, short in _PARTS.items()),
-        "}",
+        f"PARTS = {parts!r}",
         '"""The names of the parts of an entry below, and in BackendPatternConfig\'s dict form."""',
         "",
-        *dtypes,
+        *(f"{name} = {_format_dtypes(dtype_config, spelling)}" for dtype_config, name in constants.items()),
+        _ENTRY,
+        *([_ENTRY_OF_TWO] if any(line.startswith("_entry_of_two(") for line in entries) else []),
+        "ENTRIES = [",
+        *entries,
+        "]",
+        _GETTER,
     ]
-    helpers = [_ENTRY, *([_ENTRY_OF_TWO] if any("_entry_of_two(" in line for line in entries) else [])]
-    text = "\n".join([*_format_head(origin, width), "", *spelling.imports(), "", *body])
-    helpers.append("\n".join(["\n\nENTRIES = [", *entries, "]\n"]))
-    return f"{text.rstrip()}\n{''.join([*helpers, _GETTER])}"
+    heading = "\n".join(_format_head(origin, width))
+    return python_text.compose(heading, "\n".join(body), {**spelling.homes, **_HOMES}, width=width)
 
 
 def _comment(notes: Sequence[str], width: int) -> Iterator[str]:
@@ -172,11 +153,11 @@ def _comment(notes: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _format_head(origin: Sequence[str], width: int) -> Iterator[str]:
-    yield '"""The BackendConfig that a Quantizer amounts to, to be read before it is claimed.'
+    yield "The BackendConfig that a Quantizer amounts to, to be read before it is claimed."
     yield ""
     for line in origin:
         yield from textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    yield '"""'
+    yield ""
 
 
 # -- dtype configs ----------------------------------------------------------------------------------------------------
@@ -202,7 +183,7 @@ def _abbreviate(dtypes: DTypeConfig) -> list[str]:
     return [_SHORT.get(dtype, str(dtype).removeprefix("torch.").upper()) for dtype in ends]
 
 
-def _format_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[str]:
+def _format_dtypes(dtypes: DTypeConfig, spelling: _Spelling) -> str:
     parts = {
         "input_dtype": _format_constraints(dtypes.input_dtype_with_constraints, spelling),
         "output_dtype": _format_constraints(dtypes.output_dtype_with_constraints, spelling),
@@ -210,8 +191,7 @@ def _format_dtypes(name: str, dtypes: DTypeConfig, spelling: _Spelling) -> list[
         "bias_dtype": None if dtypes.bias_dtype is None else spelling.spell(dtypes.bias_dtype),
         "is_dynamic": "True" if dtypes.is_dynamic else None,
     }
-    arguments = [f"{key}={text}" for key, text in parts.items() if text is not None]
-    return _call(f"{name} = DTypeConfig", arguments, indent="", width=spelling.width)
+    return f"DTypeConfig({', '.join(f'{key}={text}' for key, text in parts.items() if text is not None)})"
 
 
 def _format_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) -> str | None:
@@ -220,12 +200,7 @@ def _format_constraints(constraints: DTypeWithConstraints, spelling: _Spelling) 
     values = {field: getattr(constraints, field) for field in _FIELDS}
     bounds = [f"{field}={_format_number(value)}" for field, value in values.items() if value is not None]
     dtype = spelling.spell(constraints.dtype)
-    if not bounds:
-        return dtype
-    spelling.take(_REFIMPL, "DTypeWithConstraints")
-    return "\n".join(
-        _call("DTypeWithConstraints", [dtype, *bounds], indent="    ", first=len("output_dtype="), width=spelling.width)
-    )
+    return f"DTypeWithConstraints({', '.join([dtype, *bounds])})" if bounds else dtype
 
 
 def _format_number(value: float) -> str:
@@ -237,7 +212,7 @@ def _format_number(value: float) -> str:
 # -- entries ----------------------------------------------------------------------------------------------------------
 
 
-def _format_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> list[str]:
+def _format_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str], spelling: _Spelling) -> str:
     form = entry.to_dict()
     observe = _OBSERVE[form.pop("observation_type")]
     own = [] if observe == "DIFFERENT" else [f"observe={observe}"]
@@ -247,10 +222,9 @@ def _format_entry(entry: BackendPatternConfig, constants: dict[DTypeConfig, str]
     if _has_usual_getters(entry):
         head, pattern = "_entry_of_two", form.pop("pattern_complex_format")
         for maker in _GETTERS:
-            del form[spelling.take(onednn_fusers.__name__, maker.__name__)]
+            del form[maker.__name__]
     rest = [f"{_PARTS.get(key, key)}={spelling.spell(value)}" for key, value in form.items()]
-    arguments = [spelling.spell(pattern), *dtype_configs, *own, *rest]
-    return _call(head, arguments, indent="    ", end=",", width=spelling.width)
+    return f"{head}({', '.join([spelling.spell(pattern), *dtype_configs, *own, *rest])}),"
 
 
 def _has_usual_getters(entry: BackendPatternConfig) -> bool:
@@ -263,76 +237,37 @@ def _has_usual_getters(entry: BackendPatternConfig) -> bool:
 
 
 class _Spelling:
-    """Spells the parts of entries; ``modules`` and ``names``: what the written module has to import for that.
+    """Spells the parts of entries; ``homes``: the modules that the written module takes names of ops from."""
 
-    ``width``: of the longest line.
-    """
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.modules = set[str]()
-        self.names = defaultdict[str, set[str]](set)
-        self.names[_REFIMPL] = {"BackendConfig", "BackendPatternConfig", "DTypeConfig", "ObservationType"}
-        self.names["typing"] = {"Any"}
+    def __init__(self) -> None:
+        self.homes = dict[str, str]()
 
     def spell(self, value: Any) -> str:
         """Spell a class, a function, a dtype, a fuser or plain data."""
+        return python_text.spell(value, self._spell_other)
+
+    def _spell_other(self, value: Any) -> str:
         if isinstance(value, ObservationType):
             return _OBSERVE[value]
-        if isinstance(value, str):
-            return _quote(value)
-        if isinstance(value, tuple):
-            return _format_tuple(self.spell(each) for each in value)
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{self.spell(key)}: {self.spell(each)}' for key, each in value.items())}}}"
         if isinstance(value, partial):
             return self._format_partial(value)
-        if value is None or isinstance(value, (bool, int, float)):
-            return repr(value)
-        return self._name(value)
-
-    def _name(self, value: Any) -> str:
         name = str(value) if isinstance(value, torch.dtype) else _PUBLIC.get(id(value)) or leaf_name(value)
-        namespace = name.partition(".")[0]
-        if name == "MatchAllNode":
-            return self.take(_REFIMPL, name)
-        if namespace == "nn":
-            self.take("torch", "nn")
-        elif namespace in _NAMESPACES and name.count(".") == 1:
-            self.modules.add(_NAMESPACES[namespace])
-        else:
-            module, _, rest = name.rpartition(".")
-            return self.take(module, rest)
-        return name
-
-    def take(self, module: str, name: str) -> str:
-        """Have a name imported from a module; return it."""
-        self.names[module].add(name)
-        return name
+        home, _, own = name.rpartition(".")
+        if home in python_text.MODULES or name.startswith("nn.") or name in _HOMES:
+            return name
+        self.homes[own] = home
+        return own
 
     def _format_partial(self, value: partial[Any]) -> str:
         """Spell a fuser by the function that makes it, if that is one of the suite's."""
         if value.func is assemble and len(value.args) == 1:
-            return f"{self.take(sequential.__module__, sequential.__name__)}({self.spell(value.args[0])})"
+            return f"{sequential.__name__}({self.spell(value.args[0])})"
         for side, relu in product((0, 1), (False, True)):
             if _are_same(onednn_fusers.conv_add(conv_side=side, relu=relu), value):
-                return f"{self.take(onednn_fusers.__name__, 'conv_add')}(conv_side={side}, relu={relu})"
-        self.take("functools", "partial")
+                return f"conv_add(conv_side={side}, relu={relu})"
         words = [self.spell(value.func), *map(self.spell, value.args)]
         words += [f"{key}={self.spell(each)}" for key, each in value.keywords.items()]
         return f"partial({', '.join(words)})"
-
-    def imports(self) -> list[str]:
-        """Return the lines that import what was spelled: Python's modules, then the others."""
-        lines = {*self.modules, *(self._format_import(module, sorted(names)) for module, names in self.names.items())}
-        of_python = {line for line in lines if line.split()[1] in _OF_PYTHON}
-        order = partial(sorted, key=lambda line: (line.startswith("from"), line.split()[1]))
-        return [*order(of_python), "", *order(lines - of_python)]
-
-    def _format_import(self, module: str, names: Sequence[str]) -> str:
-        line = f"from {module} import {', '.join(names)}"
-        is_short = len(line) <= self.width
-        return line if is_short else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
 
 
 def _are_same(made: Any, value: Any) -> bool:
@@ -340,33 +275,6 @@ def _are_same(made: Any, value: Any) -> bool:
     if not (isinstance(made, partial) and isinstance(value, partial)):
         return False
     return (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
-
-
-# -- text -------------------------------------------------------------------------------------------------------------
-
-
-def _quote(text: str) -> str:
-    quoted = repr(text)
-    return f'"{text}"' if quoted[0] == "'" and '"' not in text and "\\" not in quoted else quoted
-
-
-def _format_tuple(items: Iterable[str]) -> str:
-    texts = list(items)
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
-
-
-def _call(head: str, arguments: Sequence[str], *, indent: str, width: int, end: str = "", first: int = 0) -> list[str]:
-    """Spell a call: on one line if it fits, else with its arguments on one, else with one argument on each.
-
-    ``first``: length of what is before it; its arguments are then not on one line of their own.
-    """
-    line = f"{indent}{head}({', '.join(arguments)}){end}"
-    if first + len(line) + 1 <= width and "\n" not in line:
-        return [line if not first else line[len(indent) :]]
-    inner = [f"{indent}    {', '.join(arguments)}"]
-    if first or len(inner[0]) > width or "\n" in inner[0]:
-        inner = [f"{indent}    {argument}," for argument in arguments]
-    return [f"{'' if first else indent}{head}(", *inner, f"{indent}){end}"]
 
 
 def render_table(rows: Sequence[ProbeRow]) -> str:

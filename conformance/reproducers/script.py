@@ -26,6 +26,7 @@ from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.reproducers.python_text import WIDTH, compose
 from fx_quant_conformance.conformance.reproducers.spelling import (
     NoScriptError,
     check_importable,
@@ -43,43 +44,26 @@ from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 from fx_quant_conformance.refimpl.legacy import is_reference
 from fx_quant_conformance.refimpl.observers.decomposed import REGISTRAR
 from fx_quant_conformance.reports.schema import Check, Where
+from fx_quant_conformance.reports.text import tame
 from fx_quant_conformance.reports.verdicts import Verdict
 
-WIDTH = 120
 PACKED = 32
 """Tensors of more elements than this are written as encoded text."""
 HANG = 20
 """Seconds after which the script of a timeout gives up."""
 _UNPACKERS = {
-    "packed(": (
-        "def packed(text: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:",
-        "    return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=dtype).reshape(shape)",
-        "",
-    ),
-    "unpickled(": (
-        "def unpickled(text: str) -> nn.Module:",
-        "    return pickle.loads(base64.b85decode(text))",
-        "",
-    ),
+    "packed(": "def packed(text: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:\n"
+    "    return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=dtype).reshape(shape)",
+    "unpickled(": "def unpickled(text: str) -> nn.Module:\n    return pickle.loads(base64.b85decode(text))",
 }
-_IMPORTS = {
-    "base64.": "import base64",
-    "faulthandler.": "import faulthandler",
-    "operator.": "import operator",
-    "pickle.": "import pickle",
-    "nni.": "import torch.ao.nn.intrinsic as nni",
-    "nnqr.": "import torch.ao.nn.quantized.reference as nnqr",
-    "torch.ops.quantized_decomposed": f"import {REGISTRAR}  # registers the ops",
-    "F.": "import torch.nn.functional as F",
+_HOMES = {
+    "find_backend": "fx_quant_conformance.backends.discovery",
+    "lower_reference": "fx_quant_conformance.backends.lowering",
 }
-_DOOR = "from fx_quant_conformance.backends.discovery import find_backend"
-_EXPORTER = "\nfrom fx_quant_conformance.backends.lowering import lower_reference"
 _LEAVES = (
     "class Leaves(torch.fx.Tracer):",
     "    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:",
     "        return True  # what is fused stays one module",
-    "",
-    "",
 )
 _ENDS = "Needs torch and the backend alone; ends with status 0 once the fault is gone."
 _STATEFUL = ("get_attr", "call_module")
@@ -114,10 +98,7 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
         "    def __init__(self) -> None:",
         "        super().__init__()",
         *(f"        {line}" for line in _write_state(model)),
-        "",
         *(f"    {line}" for line in _write_forward(model)),
-        "",
-        "",
         *_LEAVES,
         f"inputs = ({', '.join(_format_inputs(failure))},)",
         f"backend = find_backend({bench.spec!r})",
@@ -126,12 +107,10 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
         f"lowered = {_format_lower(bench)}torch.fx.GraphModule(model, Leaves().trace(model)), inputs)",
         *_write_assertions(failure, bench),
     ]
-    text = "\n".join(line for long in body for line in _wrap(long))
-    packing = "".join("\n".join(lines) + "\n\n" for mark, lines in _UNPACKERS.items() if mark in text)
-    imports = [line for mark, line in _IMPORTS.items() if re.search(rf"(?<![\w.]){re.escape(mark)}", packing + text)]
-    plain = "\n".join([*sorted(imports, key=lambda line: "torch" in line), "import torch", "from torch import nn"])
-    doors = _DOOR + _EXPORTER * ("lower_reference(" in text)
-    return f"{_write_heading(bench, name, message)}\n{plain}\n\n{doors}\n\n\n{packing}{text}\n"
+    text = "\n".join(body)
+    text = "\n".join([*(code for mark, code in _UNPACKERS.items() if mark in text), text])
+    registrar = REGISTRAR if "torch.ops.quantized_decomposed" in text else ""
+    return compose(_write_heading(bench, name, message), text, _HOMES, registrar=registrar)
 
 
 def _format_lower(bench: Bench) -> str:
@@ -140,22 +119,10 @@ def _format_lower(bench: Bench) -> str:
 
 
 def _write_heading(bench: Bench, name: str, message: str) -> str:
-    fault = re.sub(r'[\\"]', "'", f"{bench.backend.name}: {message.partition(chr(10))[0]}")
+    fault = re.sub(r'[\\"]', "'", tame(f"{bench.backend.name}: {message.partition(chr(10))[0]}"))
     lines = textwrap.wrap(textwrap.shorten(fault, 330), WIDTH - 3)
     command = textwrap.wrap(f"Found by {bench.repro(name)}", WIDTH, break_long_words=False, break_on_hyphens=False)
-    return '"""' + "\n".join([*lines, "", *command, _ENDS]) + '\n"""\n'
-
-
-def _wrap(line: str) -> Iterator[str]:
-    """Break a line after commas and between strings, all of which are in brackets."""
-    indent = re.match(" *", line).group() + "    "  # type: ignore[union-attr]
-    while len(line) > WIDTH:
-        at = max(line.rfind(", ", 0, WIDTH) + 1, line.rfind('" "', 0, WIDTH - 1) + 1)
-        if at <= len(indent):
-            break
-        yield line[:at]
-        line = indent + line[at:].lstrip()
-    yield line
+    return "\n".join([*lines, "", *command, f"{_ENDS}\n"])
 
 
 # -- state ------------------------------------------------------------------------------------------------------------
@@ -278,8 +245,7 @@ def _format_tensor(value: Tensor, dtype: torch.dtype | None = None) -> str:
     if value.numel() <= PACKED:
         return f"torch.tensor({_format_nested(value)}{suffix})"
     chunks = _format_bytes(bytes(value.contiguous().flatten().view(torch.uint8).tolist()))
-    sizes = "".join(f", {size}" for size in value.shape)
-    return f"packed({chunks}, {value.dtype}{sizes}){'.long()' if dtype is torch.int64 else ''}"
+    return f"packed({chunks}, {value.dtype}, {tuple(value.shape)}){'.long()' if dtype is torch.int64 else ''}"
 
 
 def _format_bytes(value: bytes) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fx_quant_conformance.conformance.reproducers import python_text
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.legacy import is_reference
 
@@ -169,14 +170,7 @@ def _defaults_of(function: Any) -> dict[str, Any]:
 
 def spell(value: Any, names: dict[Node, str]) -> str:
     """Spell an argument of a call."""
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, (tuple, list)):
-        inner = ", ".join(spell(item, names) for item in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, slice):
-        return f"slice({', '.join(spell(end, names) for end in (value.start, value.stop, value.step))})"
-    return f'float("{value}")' if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
+    return python_text.spell(value, lambda other: names[other] if isinstance(other, Node) else repr(other))
 
 
 def format_pattern(model: GraphModule) -> str:

@@ -233,7 +233,7 @@ def test_numbers_of_any_size_are_reported(far_off: Ran) -> None:
 def test_a_claim_whose_process_dies_has_a_script_too(tmp_path: Path) -> None:
     ran = run(tmp_path, "fakes:Misbehaves", "--claim=nn.Conv3d/*")
     [died] = ran.results.claims
-    assert died.verdict is Verdict.CRASHED and "find_backend('fakes:Misbehaves')" in died.script
+    assert died.verdict is Verdict.CRASHED and 'find_backend("fakes:Misbehaves")' in died.script
     assert died.graphs.keys() == {"float model", "reference model"}
     assert _status(died.script) not in (0, 1)
 
@@ -269,7 +269,7 @@ def test_scripts_of_a_real_engine_fail_for_its_sake_alone(refuted: dict[str, Cla
     claim = refuted[glob]
     assert not claim.passes
     assert _status(claim.script) != 0
-    assert _status(claim.script.replace("find_backend('qnnpack')", "find_backend('reference')")) == 0
+    assert _status(claim.script.replace('find_backend("qnnpack")', 'find_backend("reference")')) == 0
 
 
 def test_own_modules_have_scripts_too(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_own_modules_have_scripts_too(tmp_path: Path) -> None:
     assert "self.m0 = own_modules.Shift(0.5)" in scripts["own_modules.Shift"]
     assert "self.m0 = unpickled(" in scripts["own_modules.Gain"]
     for script in scripts.values():
-        assert script.index("find_backend('own_modules:Zeros')") < script.index("import own_modules")
+        assert script.index('find_backend("own_modules:Zeros")') < script.index("import own_modules")
         assert _status(script) == 1
         assert _status(script.replace("own_modules:Zeros", "reference")) == 0
     ops = {claim.op for claim in ran.results.claims}
