@@ -2,9 +2,9 @@
 
 Quantizer: torchao.quantization.pt2e.quantizer.x86_inductor_quantizer.X86InductorQuantizer
 Command: fx-quant-conformance claims-of --name=pt2e-x86 --line-length=120
-  fx_quant_conformance.backends.pt2e_x86:make_quantizer fx_quant_conformance.backends.pt2e_x86:make_dynamic
-  --qat fx_quant_conformance.backends.pt2e_x86:make_qat --qat fx_quant_conformance.backends.pt2e_x86:make_dynamic_qat
-Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.2.0
+  fx_quant_conformance.backends.pt2e_x86:make_quantizer fx_quant_conformance.backends.pt2e_x86:make_dynamic --qat
+  fx_quant_conformance.backends.pt2e_x86:make_qat --qat fx_quant_conformance.backends.pt2e_x86:make_dynamic_qat
+Versions: torch 2.13.0+cpu, torchao 0.18.0, fx-quant-conformance 0.3.0
 Flow of make_quantizer: prepare_pt2e, in eval mode; 55 of 268 patterns are annotated.
 Flow of make_dynamic: prepare_pt2e, in eval mode; 26 of 268 patterns are annotated.
 Flow of make_qat: prepare_qat_pt2e, in train mode; 57 of 285 patterns are annotated.
@@ -16,10 +16,6 @@ import operator
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
@@ -31,6 +27,12 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     MatchAllNode,
     ObservationType,
+    nni,
+    nniqat,
+    nnqat,
+    nnqr,
+    qint8,
+    quint8,
 )
 from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
 
@@ -53,21 +55,21 @@ PARTS = {
 """The names of the parts of an entry below, and in BackendPatternConfig's dict form."""
 
 U8_S8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
-    output_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
-    weight_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(quint8, scale_min_lower_bound=2**-12),
+    output_dtype=DTypeWithConstraints(quint8, scale_min_lower_bound=2**-12),
+    weight_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
     bias_dtype=torch.float32,
 )
 DYNAMIC_U8_S8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(quint8, scale_min_lower_bound=2**-12),
     output_dtype=torch.float32,
-    weight_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
+    weight_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
     bias_dtype=torch.float32,
     is_dynamic=True,
 )
 U8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
-    output_dtype=DTypeWithConstraints(torch.quint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(quint8, scale_min_lower_bound=2**-12),
+    output_dtype=DTypeWithConstraints(quint8, scale_min_lower_bound=2**-12),
 )
 
 

@@ -25,10 +25,6 @@ import operator
 from typing import Any
 
 import torch
-import torch.ao.nn.intrinsic as nni
-import torch.ao.nn.intrinsic.qat as nniqat
-import torch.ao.nn.qat as nnqat
-import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F
 from torch import nn
 
@@ -38,6 +34,11 @@ from fx_quant_conformance.refimpl import (
     DTypeConfig,
     DTypeWithConstraints,
     ObservationType,
+    nni,
+    nniqat,
+    nnqat,
+    nnqr,
+    qint8,
 )
 from fx_quant_conformance.refimpl.config.fusers import fuse_bn, sequential
 
@@ -60,25 +61,25 @@ PARTS = {
 """The names of the parts of an entry below, and in BackendPatternConfig's dict form."""
 
 S8_S8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
-    output_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
+    output_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
     weight_dtype=DTypeWithConstraints(
-        torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
+        qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
     ),
     bias_dtype=torch.float32,
 )
 DYNAMIC_S8_S8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
     output_dtype=torch.float32,
     weight_dtype=DTypeWithConstraints(
-        torch.qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
+        qint8, quant_min_lower_bound=-127, quant_max_upper_bound=127, scale_min_lower_bound=2**-12
     ),
     bias_dtype=torch.float32,
     is_dynamic=True,
 )
 S8 = DTypeConfig(
-    input_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
-    output_dtype=DTypeWithConstraints(torch.qint8, scale_min_lower_bound=2**-12),
+    input_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
+    output_dtype=DTypeWithConstraints(qint8, scale_min_lower_bound=2**-12),
 )
 
 

@@ -28,7 +28,7 @@ from fx_quant_conformance.refimpl.convert.convert import (
 from fx_quant_conformance.refimpl.errors import ConfigError, ModelError, QConfigError, RefimplError
 from fx_quant_conformance.refimpl.exported.exported import export_reference
 from fx_quant_conformance.refimpl.fuse.fuse import fuse_fx
-from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat, nnqr, qint8, qint32, quint8
+from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat, nnqr, qint8, qint32, quint4x2, quint8
 from fx_quant_conformance.refimpl.lower.lower import convert_fx, lower
 from fx_quant_conformance.refimpl.observers.default_qconfigs import (
     get_default_qat_qconfig,
@@ -119,6 +119,7 @@ __all__ = [  # noqa: RUF022
     "prepare_qat_fx",
     "qint32",
     "qint8",
+    "quint4x2",
     "quint8",
 ]
 

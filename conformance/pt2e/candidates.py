@@ -10,12 +10,15 @@ import operator
 from collections.abc import Collection, Iterator
 from copy import copy
 from functools import cache, partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.torch_engines.tables import NativeName, native_config
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, is_norm, plan_pattern
@@ -25,10 +28,28 @@ from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
+from fx_quant_conformance.refimpl.config.backend_config import DIFFERENT, SHARE
+from fx_quant_conformance.refimpl.config.native import Row, make_entries
 from fx_quant_conformance.refimpl.config.patterns import Pattern, leaf_name, pattern_name
 
-_CONFIGS = ("native", "onednn", "tensorrt", "executorch")
-"""The other three of the seven configs, fbgemm, x86 and qnnpack, have no pattern that these do not have."""
+_CONFIGS: tuple[NativeName, ...] = ("native", "onednn")
+"""Of torch's configs fbgemm, x86 and qnnpack have no pattern that these do not have."""
+_FURTHER = (
+    Row(patterns=(torch.addmm,), index={"bias": 0, "input": 1, "weight": 2}),
+    *(
+        Row(
+            patterns=(*((subtract, relu) for relu in (nn.ReLU, F.relu, torch.relu)), subtract),
+            observe_by_tensor_args={0: DIFFERENT, 1: SHARE, 2: DIFFERENT},
+        )
+        for subtract in (operator.sub, torch.sub)
+    ),
+    Row(
+        patterns=(nn.Flatten, F.pad, F.leaky_relu_, nn.ConstantPad2d, torch.permute, torch.permute_copy), observe=SHARE
+    ),
+    Row(patterns=("leaky_relu", torch.concat, torch.concatenate), observe=SHARE),
+    Row(patterns=(F.embedding,), index={"weight": 1}),
+)
+"""What torch's configs tensorrt and executorch have beside these."""
 _GIVES_NO_TENSOR = ("shape", "size")
 _BINARY = (operator.add, torch.add, operator.sub, torch.sub, operator.mul, torch.mul)
 
@@ -40,9 +61,10 @@ def list_entries() -> tuple[BackendPatternConfig, ...]:
     An entry is the one of the first config that has its pattern. It is shared: it is copied before it is changed.
     """
     entries: dict[Pattern, BackendPatternConfig] = {}
-    for name in _CONFIGS:
-        for entry in find_backend(f"reference-{name}").backend_config().configs:
-            entries.setdefault(entry.normal_pattern, entry)
+    for entry in chain(
+        *(native_config(name).configs for name in _CONFIGS), *(make_entries(row, ()) for row in _FURTHER)
+    ):
+        entries.setdefault(entry.normal_pattern, entry)
     for op in OP_SAMPLES:
         entries.setdefault(op, BackendPatternConfig(op))
     return tuple(entries.values())

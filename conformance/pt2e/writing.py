@@ -14,7 +14,6 @@ from itertools import product
 from typing import Any
 
 import torch
-import torch.ao.nn.quantized.reference as nnqr
 from tabulate import tabulate
 
 from fx_quant_conformance.backends import onednn_fusers
@@ -28,6 +27,11 @@ from fx_quant_conformance.refimpl import (
     DTypeWithConstraints,
     MatchAllNode,
     ObservationType,
+    nnqr,
+    qint8,
+    qint32,
+    quint4x2,
+    quint8,
 )
 from fx_quant_conformance.refimpl.config.fusers import assemble, sequential
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
@@ -35,10 +39,10 @@ from fx_quant_conformance.refimpl.config.patterns import leaf_name
 WIDTH = 88
 """The longest line that is written, unless another is asked for."""
 _SHORT = {
-    torch.quint8: "U8",
-    torch.qint8: "S8",
-    torch.qint32: "S32",
-    torch.quint4x2: "U4",
+    quint8: "U8",
+    qint8: "S8",
+    qint32: "S32",
+    quint4x2: "U4",
     torch.float16: "F16",
     torch.float32: "F32",
     None: "",
@@ -251,9 +255,9 @@ class _Spelling:
             return _OBSERVE[value]
         if isinstance(value, partial):
             return self._format_partial(value)
-        name = str(value) if isinstance(value, torch.dtype) else _PUBLIC.get(id(value)) or leaf_name(value)
+        name = _PUBLIC.get(id(value)) or leaf_name(value)
         home, _, own = name.rpartition(".")
-        if home in python_text.MODULES or name.startswith("nn.") or name in _HOMES:
+        if home in python_text.MODULES or home in python_text.HOMES or name in _HOMES:
             return name
         self.homes[own] = home
         return own

@@ -8,20 +8,23 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fx_quant_conformance.refimpl.legacy.dtypes import QUANTIZED_DTYPES, is_dtype
+
 WIDTH = 120
 MODULES = {
     **{name: name for name in ("base64", "builtins", "faulthandler", "operator", "pickle", "torch")},
-    "nni": "torch.ao.nn.intrinsic",
-    "nniqat": "torch.ao.nn.intrinsic.qat",
-    "nnqat": "torch.ao.nn.qat",
-    "nnqr": "torch.ao.nn.quantized.reference",
     "F": "torch.nn.functional",
 }
-"""The modules that texts use, by the names that they give them; nn comes from torch."""
+"""The modules that texts use, by the names that they give them."""
+HOMES = {
+    "nn": "torch",
+    **dict.fromkeys(("nni", "nniqat", "nnqat", "nnqr", *QUANTIZED_DTYPES), "fx_quant_conformance.refimpl"),
+}
+"""The modules that texts take names from, by the name."""
 
 
 def spell(value: Any, spell_other: Callable[[Any], str]) -> str:
-    """Spell plain data; ``spell_other`` spells what is none, in any place of it."""
+    """Spell plain data and dtypes; ``spell_other`` spells what is none, in any place of it."""
 
     def inner(several: Any) -> str:
         return ", ".join(spell(each, spell_other) for each in several)
@@ -34,14 +37,17 @@ def spell(value: Any, spell_other: Callable[[Any], str]) -> str:
         return f"slice({inner((value.start, value.stop, value.step))})"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return f'float("{value}")'
+    if is_dtype(value):
+        name = str(value).removeprefix("torch.")
+        return name if name in QUANTIZED_DTYPES else f"torch.{name}"
     return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else spell_other(value)
 
 
 def compose(heading: str, body: str, homes: Mapping[str, str], *, registrar: str = "", width: int = WIDTH) -> str:
     """Return a module's text: a docstring, imports of what the body names, and the body, in lines of a width.
 
-    ``homes``: the module of each name that the body may take from one, beside `MODULES`. ``registrar``: a module that
-    is imported for what it registers.
+    ``homes``: the module of each name that the body may take from one, beside those of `HOMES`. ``registrar``: a module
+    that is imported for what it registers.
     """
     from black import format_str  # here, as it takes a while, and most runs write nothing
     from black.mode import Mode, TargetVersion
@@ -50,7 +56,7 @@ def compose(heading: str, body: str, homes: Mapping[str, str], *, registrar: str
     for name in sorted({node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}):
         if name in MODULES:
             lines.append(f"import {MODULES[name]}" + f" as {name}" * (name != MODULES[name]))
-        elif home := {"nn": "torch", **homes}.get(name):
+        elif home := {**HOMES, **homes}.get(name):
             taken[home].append(name)
     lines += (f"from {home} import {', '.join(names)}" for home, names in taken.items())
     lines.sort(key=lambda line: (line.startswith("from"), line.split()[1]))

@@ -27,6 +27,7 @@ from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
 from fx_quant_conformance.conformance.reproducers.python_text import WIDTH, compose
+from fx_quant_conformance.conformance.reproducers.python_text import spell as spell_plain
 from fx_quant_conformance.conformance.reproducers.spelling import (
     NoScriptError,
     check_importable,
@@ -42,6 +43,7 @@ from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 from fx_quant_conformance.refimpl.legacy import is_reference
+from fx_quant_conformance.refimpl.legacy.weights import read_integers
 from fx_quant_conformance.refimpl.observers.decomposed import REGISTRAR
 from fx_quant_conformance.reports.schema import Check, Where
 from fx_quant_conformance.reports.text import tame
@@ -216,8 +218,7 @@ def _write_quantized(target: str, module: Any, constructor: str) -> Iterator[str
     scale, zero_point = module.weight_scale, module.weight_zero_point
     is_per_channel = scale.dim() > 0
     along = [-1 if axis == module.weight_axis_int else 1 for axis in range(module.weight.dim())]
-    integers = module.get_quantized_weight()
-    integers = integers.int_repr() if integers.is_quantized else integers
+    integers = read_integers(module)
     shift, factor = (value.reshape(along) if is_per_channel else value for value in (zero_point, scale))
     yield f"scale = {_format_tensor(scale)}"
     yield f"zero_point = {_format_tensor(zero_point)}"
@@ -233,7 +234,7 @@ def _write_quantized(target: str, module: Any, constructor: str) -> Iterator[str
     optional = {"quant_min": module.weight_quant_min, "quant_max": module.weight_quant_max}
     optional |= {"is_decomposed": True} if module.is_decomposed else {}
     qparams |= {key: value for key, value in optional.items() if value is not None}
-    words = [f'"{key}": {value!r}' for key, value in qparams.items()]
+    words = [f'"{key}": {spell_plain(value, repr)}' for key, value in qparams.items()]
     kind = f"nnqr.{type(module).__name__}"
     yield f'{target} = {kind}.from_float(made, {{"scale": scale, "zero_point": zero_point, {", ".join(words)}}})'
 

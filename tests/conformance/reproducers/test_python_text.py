@@ -14,8 +14,8 @@ WRITTEN = '''"""What it is about."""
 import base64
 from functools import partial
 
-import torch.ao.nn.intrinsic as nni
 import vendor.ops  # registers the ops
+from fx_quant_conformance.refimpl import nni
 from torch import nn
 from vendor.home import a, b
 
@@ -36,7 +36,12 @@ def test_plain_data_are_spelled_as_they_are(value: Any) -> None:
 
 
 def test_what_is_no_plain_data_is_spelled_in_its_place() -> None:
-    assert spell({"a": (torch.int8, [1])}, lambda other: f"<{other}>") == "{'a': (<torch.int8>, [1])}"
+    assert spell({"a": (len, [1])}, lambda other: f"<{other.__name__}>") == "{'a': (<len>, [1])}"
+
+
+def test_a_dtype_that_torch_is_about_to_remove_has_its_own_name() -> None:
+    assert [spell(dtype, repr) for dtype in (torch.int8, torch.quint4x2)] == ["torch.int8", "quint4x2"]
+    assert "\nfrom fx_quant_conformance.refimpl import qint8\n" in compose("It.", "dtype = qint8", {})
 
 
 def test_a_text_is_laid_out_with_what_it_has_to_import() -> None:
