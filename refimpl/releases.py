@@ -108,7 +108,7 @@ def format_release(release: Release) -> str:
 
 
 def find_torchs(module: str) -> Any | None:
-    """Import a module of ``torch.ao``, a package that torch announces to remove; None where it is gone."""
+    """Import a module of torch's that it announces to remove; None where it is gone."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
