@@ -115,6 +115,9 @@ class _WithNorm(_Fused):
     _enable_slow_path_for_better_numerical_stability = False
     """Whether nothing is divided by f, which is zero where γ is. (QAT-05)"""
 
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError(f"{type(self).__name__} is made by from_float, of a {self.float_class.__name__}")
+
     def take_norm(self, module: Any) -> None:
         """Take the batch norm, with its parameters and statistics."""
         self.bn = take_over(type(module[1]), module[1])

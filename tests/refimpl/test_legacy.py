@@ -180,6 +180,8 @@ def test_what_they_are_not_made_of_is_named() -> None:
         own["qat"].Linear.from_float(nn.ReLU())
     with pytest.raises(TypeError, match=r"^Linear needs a qconfig, whose weight\(\) is the weight's fake quantize$"):
         own["qat"].Linear.from_float(nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"^ConvBn2d is made by from_float, of a ConvBn2d$"):
+        own["fused_qat"].ConvBn2d(4, 6, 3, qconfig=QCONFIG)
     with pytest.raises(TypeError, match=r"^Linear needs a qconfig"):
         own["qat"].Linear(1, 1)
 
