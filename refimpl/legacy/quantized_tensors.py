@@ -30,11 +30,11 @@ MAKERS = frozenset({QUANTIZE, QUANTIZE_PER_CHANNEL, QUANTIZE_DYNAMIC})
 """The functions that make a quantized tensor of a float one."""
 
 
-class _Gone:
+class _NoConv:
     """Stands for a class that torch no longer has: nothing is of it."""
 
 
-QuantizedConv: Any = getattr(find_torchs("torch.ao.nn.quantized.modules.conv"), "_ConvNd", _Gone)
+QuantizedConv: Any = getattr(find_torchs("torch.ao.nn.quantized.modules.conv"), "_ConvNd", _NoConv)
 """The base of torch's quantized convolutions."""
 
 
