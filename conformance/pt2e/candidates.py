@@ -36,12 +36,11 @@ _CONFIGS: tuple[NativeName, ...] = ("native", "onednn")
 """Of torch's configs fbgemm, x86 and qnnpack have no pattern that these do not have."""
 _FURTHER = (
     Row(patterns=(torch.addmm,), index={"bias": 0, "input": 1, "weight": 2}),
-    *(
-        Row(
-            patterns=(*((subtract, relu) for relu in (nn.ReLU, F.relu, torch.relu)), subtract),
-            observe_by_tensor_args={0: DIFFERENT, 1: SHARE, 2: DIFFERENT},
-        )
-        for subtract in (operator.sub, torch.sub)
+    Row(
+        patterns=tuple(
+            p for op in (operator.sub, torch.sub) for p in ((op, nn.ReLU), (op, F.relu), (op, torch.relu), op)
+        ),
+        observe_by_tensor_args={0: DIFFERENT, 1: SHARE, 2: DIFFERENT},
     ),
     Row(
         patterns=(nn.Flatten, F.pad, F.leaky_relu_, nn.ConstantPad2d, torch.permute, torch.permute_copy), observe=SHARE
