@@ -43,23 +43,10 @@ class _Fused(qat.Trainable, fused._FusedModule):
     deployed: ClassVar[Any] = None
     """The fused class of what `to_float` returns; None: the root alone."""
 
-    @classmethod
-    def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Any:
-        """Return the QAT module of a fused module that has a ``qconfig``; they share their parameters.
-
-        ``use_precomputed_fake_quant``: not used. Raises TypeError for another class, or without a QConfig.
-        """
-        if not isinstance(module, cls.float_class):
-            raise TypeError(
-                f"{cls.__name__}.from_float takes {cls.float_class.__name__}, found {type(module).__name__}"
-            )
-        made = take_over(cls, module[0])
-        made.take_norm(module)
-        made.set_qconfig(getattr(module, "qconfig", None))
-        return made
-
-    def take_norm(self, module: Any) -> None:
-        """Take a fused module's batch norm, if it has one."""
+    @staticmethod
+    def find_root(module: Any) -> Any:
+        """Return the first part of a fused module."""
+        return module[0]
 
     def to_float(self) -> nn.Module:
         """Return the float module, with copies of the parameters and the batch norm folded."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_quant_conformance.refimpl.legacy.tables import LooksUp, SumsBags
 from fx_quant_conformance.refimpl.legacy.taking_over import take_over
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "EmbeddingBag", "Linear"]
@@ -38,7 +39,7 @@ class Trainable(nn.Module):
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Any:
-        """Return the QAT module of a float module that has a ``qconfig``; they share their parameters.
+        """Return the QAT module of a float or fused module that has a ``qconfig``; they share their parameters.
 
         ``use_precomputed_fake_quant``: not used. Raises TypeError for another class, or without a QConfig.
         """
@@ -46,9 +47,18 @@ class Trainable(nn.Module):
             raise TypeError(
                 f"{cls.__name__}.from_float takes {cls.float_class.__name__}, found {type(module).__name__}"
             )
-        made = take_over(cls, module)
+        made = take_over(cls, cls.find_root(module))
+        made.take_norm(module)
         made.set_qconfig(getattr(module, "qconfig", None))
         return made
+
+    @staticmethod
+    def find_root(module: Any) -> Any:
+        """Return the layer of what `from_float` takes."""
+        return module
+
+    def take_norm(self, module: Any) -> None:
+        """Take a fused module's batch norm, if it has one."""
 
     def to_float(self) -> Any:
         """Return the float module, with copies of the parameters."""
@@ -57,12 +67,6 @@ class Trainable(nn.Module):
     def read_weight(self) -> Tensor:
         """Return the weight as it is computed with."""
         return self.weight_fake_quant(self.weight)  # type: ignore[no-any-return]
-
-
-def check_class(kind: type[Trainable], module: object) -> None:
-    """Raise TypeError for a module that a QAT class is not made of."""
-    if not isinstance(module, kind.float_class):
-        raise TypeError(f"{kind.__name__}.from_float takes {kind.float_class.__name__}, found {type(module).__name__}")
 
 
 def make_float(module: nn.Module, kind: type[nn.Module]) -> Any:
@@ -119,37 +123,18 @@ class _Table(Trainable):
             wanted = torch.per_channel_affine_float_qparams
             raise TypeError(f"{type(self).__name__} needs a fake quantize of scheme {wanted}, found {found}")
 
+    def read_rows(self) -> Tensor:
+        """Return the rows as they are looked up."""
+        return self.read_weight()
 
-class Embedding(_Table, nn.Embedding):
+
+class Embedding(LooksUp, _Table, nn.Embedding):
     """A table whose rows are looked up."""
 
     float_class = nn.Embedding
 
-    def forward(self, indices: Tensor) -> Tensor:
-        """Return the rows of these indices, of shape (…, embedding_dim)."""
-        options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
-        return F.embedding(indices, self.read_weight(), *options)
 
-
-class EmbeddingBag(_Table, nn.EmbeddingBag):
+class EmbeddingBag(SumsBags, _Table, nn.EmbeddingBag):
     """A table whose rows are looked up and reduced, bag by bag."""
 
     float_class = nn.EmbeddingBag
-
-    def forward(
-        self, indices: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
-        """Return a row for each bag, of shape (bags, embedding_dim)."""
-        return F.embedding_bag(
-            indices,
-            self.read_weight(),
-            offsets,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.mode,
-            self.sparse,
-            per_sample_weights,
-            self.include_last_offset,
-            self.padding_idx,
-        )

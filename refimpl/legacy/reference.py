@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.refimpl.legacy.dtypes import QUANTIZED_DTYPES
+from fx_quant_conformance.refimpl.legacy.tables import LooksUp, SumsBags
 from fx_quant_conformance.refimpl.legacy.taking_over import take_over
 
 __all__ = [  # noqa: RUF022  # as torch orders them
@@ -189,35 +190,18 @@ class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """A transposed convolution along three axes."""
 
 
-class Embedding(_Reference, nn.Embedding):
+class _Table(_Reference):
+    def read_rows(self) -> Tensor:
+        """Return the rows as they are looked up."""
+        return self.get_weight()
+
+
+class Embedding(LooksUp, _Table, nn.Embedding):
     """A table whose rows are looked up."""
 
-    def forward(self, indices: Tensor) -> Tensor:
-        """Return the rows of these indices, of shape (…, embedding_dim)."""
-        options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
-        return F.embedding(indices, self.get_weight(), *options)
 
-
-class EmbeddingBag(_Reference, nn.EmbeddingBag):
+class EmbeddingBag(SumsBags, _Table, nn.EmbeddingBag):
     """A table whose rows are looked up and reduced, bag by bag."""
-
-    def forward(
-        self, indices: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
-        """Return a row for each bag, of shape (bags, embedding_dim)."""
-        return F.embedding_bag(
-            indices,
-            self.get_weight(),
-            offsets,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.mode,
-            self.sparse,
-            per_sample_weights,
-            self.include_last_offset,
-            self.padding_idx,
-        )
 
 
 # -- recurrent modules ------------------------------------------------------------------------------------------------
