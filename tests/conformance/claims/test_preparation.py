@@ -32,6 +32,7 @@ from fx_quant_conformance.refimpl import (
     PerChannelMinMaxObserver,
     QConfig,
     QConfigError,
+    qint8,
 )
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.reports.schema import Check
@@ -114,6 +115,7 @@ def test_the_observer_of_the_vendor_guide_does_as_it_says() -> None:
             return super().lower(reference_model, example_inputs)
 
     names: dict[str, Any] = {"torch": torch, "MinMaxObserver": MinMaxObserver, "QConfig": QConfig, "Backend": Signed}
+    names["qint8"] = qint8
     exec(code.partition("```")[0], names)
     found = run(names["MyNpu"], claims=("nn.Linear/*",))
     assert (found.failures, found.open, found.units) == ((), (), 1)
