@@ -13,6 +13,8 @@ copies back, in evaluation too. In float32 that mean is another number: each run
 # claims: `nn.InstanceNorm?d/*`, PTQ
 # reason: instance norm in evaluation writes rounded means to its running statistics
 
+from typing import Any
+
 import torch
 
 NEEDS_ANOTHER_BUILD = 77
@@ -21,7 +23,7 @@ if [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 11]:
     print(f"torch {torch.__version__} leaves the statistics as they are; those of 2.6 to 2.10 do not")
     raise SystemExit(NEEDS_ANOTHER_BUILD)
 torch.manual_seed(0)
-norm = torch.nn.InstanceNorm1d(4, track_running_stats=True).eval()
+norm: Any = torch.nn.InstanceNorm1d(4, track_running_stats=True).eval()
 norm.running_mean.normal_()
 norm.running_var.uniform_(0.5, 2.0)
 before = norm.running_mean.clone(), norm.running_var.clone()
