@@ -22,8 +22,9 @@ from fx_quant_conformance.refimpl.graph.graph_modules import free_name
 from fx_quant_conformance.refimpl.graph.invariants import check_graph, is_dequantize
 from fx_quant_conformance.refimpl.graph.modules import copy_shallow, remove_qconfig
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, finish, no_collection, notes_of
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE, QUANTIZE_PER_CHANNEL
-from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.observers import PlaceholderObserver, asks_whole_range
 from fx_quant_conformance.refimpl.observers.qparams import QParams, dtype_range, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.decide import quant_type_of

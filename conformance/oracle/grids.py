@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
+from fx_quant_conformance.refimpl.legacy.weights import to_plain
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 
@@ -69,7 +70,7 @@ class NoOracleError(Exception):
 
 def integers_of(tensor: Tensor) -> Tensor:
     """Return the integers (float64) of a quantized tensor, or of one that holds them as they are."""
-    return (tensor.int_repr() if tensor.is_quantized else tensor).double()
+    return to_plain(tensor).double()
 
 
 def lay_along(axis: int, integers: Tensor, *qparams: Tensor) -> list[Tensor]:

@@ -18,7 +18,7 @@ from fx_quant_conformance.conformance.pt2e.probe import BothPlaces
 from fx_quant_conformance.conformance.pt2e.reading import Observed, PatternReading
 from fx_quant_conformance.refimpl import DTypeConfig, DTypeWithConstraints, ObservationType
 from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
-from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 from fx_quant_conformance.refimpl.prepare.dtype_choice import (
     ObserverFacts,

@@ -28,7 +28,7 @@ from fx_quant_conformance.conformance.stages.fixed_grids import check_fixed_grid
 from fx_quant_conformance.conformance.stages.meaning import run_in_float64
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from fx_quant_conformance.refimpl.graph.invariants import find_observers, is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
 

@@ -20,7 +20,8 @@ from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import find_observers, is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.legacy import is_dtype
-from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
 
 @guard("prepare.check_prepared_dynamic")

@@ -22,9 +22,8 @@ from fx_quant_conformance.conformance.vectors.files import Array, format_json
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
-from fx_quant_conformance.refimpl.legacy.dtypes import is_dtype
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE, is_dtype
 from fx_quant_conformance.refimpl.legacy.weights import read_integers
-from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.observers import is_quantized_dtype
 
 Data: TypeAlias = dict[str, Any]

@@ -25,7 +25,8 @@ from fx_quant_conformance.conformance.stages.unrounded import ModuleCall, find_w
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import layer_of
-from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.qparams import fill_range, is_quantized_dtype
 from fx_quant_conformance.reports.verdicts import Verdict
 

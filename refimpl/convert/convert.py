@@ -91,7 +91,6 @@ def _convert(
     form: type[Emitter],
     is_left: bool = False,
 ) -> GraphModule:
-    form.check_torch()
     notes = notes_of(prepared)
     plan, state = notes.get(PLAN), notes.get(PREPARED)
     if not isinstance(plan, Plan) or not isinstance(state, Prepared):

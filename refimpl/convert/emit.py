@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 from fx_quant_conformance.refimpl.errors import QConfigError, blame
 from fx_quant_conformance.refimpl.graph.graph_modules import free_names
 from fx_quant_conformance.refimpl.legacy import qint8, qint32, quint8
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.legacy.quantized_tensors import (
     QUANTIZE,
     QUANTIZE_DYNAMIC,
@@ -20,7 +21,7 @@ from fx_quant_conformance.refimpl.legacy.quantized_tensors import (
     check_torch,
     engine_saturates,
 )
-from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.observers import asks_whole_range
 from fx_quant_conformance.refimpl.observers.qparams import (
     QParams,
@@ -45,9 +46,6 @@ class Emitter:
     write_static: Callable[..., tuple[Node, Node]]  # quantize with known qparams (CVT-01)
     write_dynamic: Callable[..., tuple[Node, Node]]  # quantize with qparams chosen while running (CVT-03)
     write_float16: Callable[..., tuple[Node, Node]]  # cast to float16 and back (CVT-04)
-
-    check_torch: Callable[[], None] = staticmethod(lambda: None)
-    """Raises RefimplError where torch lacks what the form is made of."""
 
     def __init__(self, graph: Graph, attributes: dict[str, Any], model: nn.Module, observers: Iterable[Any]) -> None:
         self.graph = graph
@@ -94,7 +92,10 @@ class Emitter:
 class QuantizedTensors(Emitter):
     """Writes quantize and dequantize on torch's quantized tensors; qparams are buffers. (CVT-01)"""
 
-    check_torch = staticmethod(check_torch)
+    def __init__(self, graph: Graph, attributes: dict[str, Any], model: nn.Module, observers: Iterable[Any]) -> None:
+        check_torch()
+        super().__init__(graph, attributes, model, observers)
+
     dtypes = (quint8, qint8, qint32)
 
     def write_static(self, value: Node, qparams: QParams, scope: str) -> tuple[Node, Node]:

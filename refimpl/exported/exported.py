@@ -25,9 +25,10 @@ from fx_quant_conformance.refimpl.graph.graph_modules import free_name
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, is_effect
 from fx_quant_conformance.refimpl.legacy import is_torchs
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.legacy.quantized_tensors import MAKERS
 from fx_quant_conformance.refimpl.legacy.weights import read_integers
-from fx_quant_conformance.refimpl.observers.decomposed import OPS, PLAIN_DTYPE
+from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.qparams import dtype_range
 from fx_quant_conformance.refimpl.releases import has
 

@@ -27,7 +27,7 @@ from fx_quant_conformance.refimpl.exported.pt2e_folds import order_nodes
 from fx_quant_conformance.refimpl.fuse.fuse import fuse
 from fx_quant_conformance.refimpl.graph.matching import find_matches
 from fx_quant_conformance.refimpl.graph.tracing import Places, class_of, layer_of
-from fx_quant_conformance.refimpl.observers.decomposed import PLAIN_DTYPE
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.prepare.decide import Request, make_plan, qat_classes_of
 from fx_quant_conformance.refimpl.prepare.dtype_choice import ObserverFacts, ObserverReader, is_observed_dtype
 from fx_quant_conformance.refimpl.prepare.explain import DecisionLog

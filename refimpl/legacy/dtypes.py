@@ -39,6 +39,23 @@ _NAMES = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
 QUANTIZED_DTYPES: dict[str, Any] = {name: getattr(torch, name, None) or QuantizedDType(name) for name in _NAMES}
 """The dtypes by name."""
 
+RANGES: dict[Any, tuple[int, int]] = {
+    **dict.fromkeys((QUANTIZED_DTYPES["quint8"], torch.uint8), (0, 255)),
+    **dict.fromkeys((QUANTIZED_DTYPES["qint8"], torch.int8), (-128, 127)),
+    **dict.fromkeys((QUANTIZED_DTYPES["qint32"], torch.int32), (-(2**31), 2**31 - 1)),
+    torch.int16: (-(2**15), 2**15 - 1),
+    torch.uint16: (0, 2**16 - 1),
+    QUANTIZED_DTYPES["quint4x2"]: (0, 15),
+}
+"""The smallest and the largest integer of each dtype whose values are held as integers."""
+PLAIN_DTYPE: dict[Any, torch.dtype] = {
+    QUANTIZED_DTYPES["quint8"]: torch.uint8,
+    QUANTIZED_DTYPES["qint8"]: torch.int8,
+    QUANTIZED_DTYPES["qint32"]: torch.int32,
+    **{plain: plain for plain in (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)},
+}
+"""The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)"""
+
 
 def find_dtype(name: str) -> Any:
     """Return the dtype of a name, such as ``int8`` or ``quint8``. Raises TypeError for what is none."""

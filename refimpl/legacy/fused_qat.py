@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from fx_quant_conformance.refimpl.legacy import fused, qat
-from fx_quant_conformance.refimpl.legacy.qat import make_float
-from fx_quant_conformance.refimpl.legacy.taking_over import take_over
+from fx_quant_conformance.refimpl.legacy.channels import lay_along
+from fx_quant_conformance.refimpl.legacy.taking_over import take_copies, take_over
 
 __all__ = [
     "ConvBn1d",
@@ -50,7 +50,7 @@ class _Fused(qat.Trainable, fused._FusedModule):
 
     def to_float(self) -> nn.Module:
         """Return the float module, with copies of the parameters and the batch norm folded."""
-        layer = self.fold_norm(make_float(self, self.root))
+        layer = self.fold_norm(take_copies(self.root, self))
         return layer if self.deployed is None else self.deployed(layer, nn.ReLU()).train(self.training)  # type: ignore[no-any-return]
 
     def fold_norm(self, layer: Any) -> Any:
@@ -141,11 +141,11 @@ class _WithNorm(_Fused):
 
     def _compute(self, x: Tensor) -> Tensor:
         factor = self.bn.weight / torch.sqrt(self.bn.running_var + self.bn.eps)
-        rounded = self.weight_fake_quant(self.weight * _along(factor, self.weight, 0))
+        rounded = self.weight_fake_quant(self.weight * lay_along(factor, 0, self.weight.dim()))
         found = self.compute(x, rounded)
-        found = found / _along(factor, found, self._axis(found))
+        found = found / lay_along(factor, self._axis(found), found.dim())
         if self.bias is not None:
-            found = found + _along(self.bias, found, self._axis(found))
+            found = found + lay_along(self.bias, self._axis(found), found.dim())
         return self.bn(found)  # type: ignore[no-any-return]
 
     def _compute_undivided(self, x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class _WithNorm(_Fused):
         if norm.training:
             plain = self.compute(x, self.weight)
             if self.bias is not None:
-                plain = plain + _along(self.bias, plain, self._axis(plain))
+                plain = plain + lay_along(self.bias, self._axis(plain), plain.dim())
             others = [axis for axis in range(plain.dim()) if axis != self._axis(plain)]
             mean = plain.mean(others)
             deviation = torch.sqrt(plain.var(others, unbiased=False) + norm.eps)
@@ -166,11 +166,12 @@ class _WithNorm(_Fused):
         running = torch.sqrt(norm.running_var + norm.eps)
         if not norm.training:
             mean, deviation = norm.running_mean, running
-        rounded = self.weight_fake_quant(self.weight * _along(norm.weight / running, self.weight, 0))
+        rounded = self.weight_fake_quant(self.weight * lay_along(norm.weight / running, 0, self.weight.dim()))
         found = self.compute(x, rounded)
         bias = 0.0 if self.bias is None else self.bias
         shift = norm.bias - norm.weight * (mean - bias) / deviation
-        return found * _along(running / deviation, found, self._axis(found)) + _along(shift, found, self._axis(found))
+        factor, shift = (lay_along(each, self._axis(found), found.dim()) for each in (running / deviation, shift))
+        return found * factor + shift
 
     def _axis(self, found: Tensor) -> int:
         """The axis of the channels in an output."""
@@ -183,11 +184,6 @@ class _WithNorm(_Fused):
         statistics = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
         layer.weight, layer.bias = fuse(layer.weight, layer.bias, *statistics)
         return layer
-
-
-def _along(values: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Return values, one for each channel, in the shape in which they lie along an axis of a tensor."""
-    return values.reshape([-1 if each == axis % like.dim() else 1 for each in range(like.dim())])
 
 
 class LinearBn1d(_WithNorm, nn.Linear):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.refimpl.legacy.tables import LooksUp, SumsBags
-from fx_quant_conformance.refimpl.legacy.taking_over import take_over
+from fx_quant_conformance.refimpl.legacy.taking_over import take_copies, take_over
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "Embedding", "EmbeddingBag", "Linear"]
 
@@ -62,19 +62,11 @@ class Trainable(nn.Module):
 
     def to_float(self) -> Any:
         """Return the float module, with copies of the parameters."""
-        return make_float(self, self.float_class)
+        return take_copies(self.float_class, self)
 
     def read_weight(self) -> Tensor:
         """Return the weight as it is computed with."""
         return self.weight_fake_quant(self.weight)  # type: ignore[no-any-return]
-
-
-def make_float(module: nn.Module, kind: type[nn.Module]) -> Any:
-    """Return the layer of a float class, with parameters of its own."""
-    made = take_over(kind, module)
-    for name, value in made._parameters.items():
-        made._parameters[name] = None if value is None else nn.Parameter(value.detach())
-    return made
 
 
 class Linear(Trainable, nn.Linear):

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.refimpl.legacy.dtypes import QUANTIZED_DTYPES
+from fx_quant_conformance.refimpl.legacy.channels import lay_along
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE, QUANTIZED_DTYPES, RANGES
 from fx_quant_conformance.refimpl.legacy.tables import LooksUp, SumsBags
-from fx_quant_conformance.refimpl.legacy.taking_over import take_over
+from fx_quant_conformance.refimpl.legacy.taking_over import take_copies
 
 __all__ = [  # noqa: RUF022  # as torch orders them
     "Linear",
@@ -34,17 +35,6 @@ __all__ = [  # noqa: RUF022  # as torch orders them
     "Embedding",
     "EmbeddingBag",
 ]
-_PLAIN = {
-    "quint8": (torch.uint8, 0, 255),
-    "qint8": (torch.int8, -128, 127),
-    "qint32": (torch.int32, -(2**31), 2**31 - 1),
-    "quint4x2": (torch.uint8, 0, 15),
-    "quint2x4": (torch.uint8, 0, 3),
-}
-_HOLDERS: dict[Any, tuple[torch.dtype, int, int]] = {QUANTIZED_DTYPES[name]: held for name, held in _PLAIN.items()} | {
-    dtype: (dtype, torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    for dtype in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32)
-}
 _PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
 
 
@@ -79,7 +69,7 @@ def get_quantized_weight(module: Any, name: str) -> Tensor:
         levels = torch.round(weight * (1.0 / scale) + zero_point)
     else:
         levels = torch.round(weight * (1.0 / scale.double()).to(torch.float32)) + zero_point
-    return levels.clamp(low, high).to(_HOLDERS[dtype][0])
+    return levels.clamp(low, high).to(PLAIN_DTYPE.get(dtype, torch.uint8))  # four bits in a byte
 
 
 def get_weight(module: Any, name: str) -> Tensor:
@@ -95,10 +85,10 @@ def _read(module: Any, name: str) -> tuple[Tensor, Tensor, int, int]:
     numbers = [getattr(module, f"{name}_{key}") for key in ("scale", "zero_point")]
     if getattr(module, f"{name}_qscheme") not in _PER_TENSOR:
         axis, dim = getattr(module, f"{name}_axis_int"), getattr(module, name).dim()
-        numbers = [value.reshape([-1 if each == axis else 1 for each in range(dim)]) for value in numbers]
-    _, low, high = _HOLDERS[getattr(module, f"{name}_dtype")]
+        numbers = [lay_along(value, axis, dim) for value in numbers]
     given = (getattr(module, f"{name}_quant_min"), getattr(module, f"{name}_quant_max"))
-    low, high = (own if end is None else end for own, end in zip((low, high), given, strict=True))
+    ends = zip(RANGES[getattr(module, f"{name}_dtype")], given, strict=True)
+    low, high = (own if end is None else end for own, end in ends)
     return numbers[0], numbers[1], low, high
 
 
@@ -128,17 +118,9 @@ class _Reference(nn.Module):
     @classmethod
     def from_float(cls, module: nn.Module, weight_qparams: Mapping[str, Any]) -> Any:
         """Return the reference module of a float layer, with its parameters and these qparams."""
-        made = take_parameters(cls, module)
+        made = take_copies(cls, module)
         made._init_weight_qparams(weight_qparams, made.weight.device)
         return made
-
-
-def take_parameters(kind: type[Any], module: nn.Module) -> Any:
-    """Return a module of a derived class with parameters of the other's values, which no training reaches."""
-    made = take_over(kind, module)
-    for name, value in made._parameters.items():
-        made._parameters[name] = None if value is None else nn.Parameter(value.detach())
-    return made
 
 
 class Linear(_Reference, nn.Linear):
@@ -213,24 +195,21 @@ class _Recurrent(nn.Module):
     @classmethod
     def from_float(cls, module: nn.Module, weight_qparams: Mapping[str, Any]) -> Any:
         """Return the reference module of a float one. ``weight_qparams``: by the weight's name."""
-        made = take_parameters(cls, module)
+        made = take_copies(cls, module)
         for name, qparams in weight_qparams.items():
             if isinstance(qparams, Mapping):
                 hold_qparams(made, name, qparams, getattr(made, name).device)
         return made
 
-    def _weight_of(self, name: str) -> Tensor:
-        return get_weight(self, name)
-
 
 class _Cell(_Recurrent):
     def get_weight_ih(self) -> Tensor:
         """Return the reals of the weight of inputs."""
-        return self._weight_of("weight_ih")
+        return get_weight(self, "weight_ih")
 
     def get_weight_hh(self) -> Tensor:
         """Return the reals of the weight of hidden states."""
-        return self._weight_of("weight_hh")
+        return get_weight(self, "weight_hh")
 
     def get_quantized_weight_ih(self) -> Tensor:
         """Return the integers of the weight of inputs."""
@@ -284,7 +263,7 @@ class _Layers(_Recurrent):
         """Return the reals of all weights, and the biases."""
         own: Any = self
         names = own._flat_weights_names
-        return [self._weight_of(each) if hasattr(self, f"{each}_dtype") else getattr(self, each) for each in names]
+        return [get_weight(self, each) if hasattr(self, f"{each}_dtype") else getattr(self, each) for each in names]
 
     # where the float module keeps its list, and reads it
     _flat_weights: Any = property(lambda self: self.get_flat_weights(), lambda self, weights: None)

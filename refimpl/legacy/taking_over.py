@@ -20,3 +20,11 @@ def take_over(kind: type[nn.Module], module: nn.Module) -> Any:
     made._parameters.update(module._parameters)
     made._buffers.update(module._buffers)
     return made.train(module.training)
+
+
+def take_copies(kind: type[nn.Module], module: nn.Module) -> Any:
+    """Return the same with parameters of its own, of the other's values: no training of the other reaches them."""
+    made = take_over(kind, module)
+    for name, value in made._parameters.items():
+        made._parameters[name] = None if value is None else nn.Parameter(value.detach())
+    return made

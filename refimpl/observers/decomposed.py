@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.library import Library
 
 from fx_quant_conformance.refimpl.errors import RefimplError
-from fx_quant_conformance.refimpl.legacy import QUANTIZATION, qint8, qint32, quint8
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION
+from fx_quant_conformance.refimpl.legacy.channels import lay_along
+from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.qparams import compute_qparams
 from fx_quant_conformance.refimpl.releases import find_torchs
 
@@ -23,13 +25,6 @@ NAMESPACE = "quantized_decomposed"
 OPS = getattr(torch.ops, NAMESPACE)
 TORCHS_MODULE = f"{QUANTIZATION}.fx._decomposed"
 
-# The plain integer dtype that holds a quantized dtype's integers in the decomposed form. (CVT-07)
-PLAIN_DTYPE = {
-    quint8: torch.uint8,
-    qint8: torch.int8,
-    qint32: torch.int32,
-    **{plain: plain for plain in (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)},
-}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = tuple(dict.fromkeys(PLAIN_DTYPE.values()))
 
@@ -153,7 +148,7 @@ def _along(x: Tensor, axis: int, numbers: Tensor) -> Tensor:
     """Return one number per slice of ``x`` along ``axis`` in a shape that broadcasts with it."""
     if not -x.dim() <= axis < x.dim():
         raise RefimplError(f"axis {axis} of a tensor of {x.dim()} dimensions; expected {-x.dim()} to {x.dim() - 1}")
-    return numbers.view([-1 if dimension == axis % x.dim() else 1 for dimension in range(x.dim())])
+    return lay_along(numbers, axis, x.dim())
 
 
 def _widen(x: Tensor) -> Tensor:

@@ -18,16 +18,9 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.refimpl.errors import QConfigError, RefimplError, warn_user
-from fx_quant_conformance.refimpl.legacy import QUANTIZATION, qint8, qint32, quint4x2, quint8
+from fx_quant_conformance.refimpl.legacy import QUANTIZATION
+from fx_quant_conformance.refimpl.legacy.dtypes import RANGES
 
-_DTYPE_RANGES = {
-    **dict.fromkeys((quint8, torch.uint8), (0, 255)),
-    **dict.fromkeys((qint8, torch.int8), (-128, 127)),
-    **dict.fromkeys((qint32, torch.int32), (-(2**31), 2**31 - 1)),
-    torch.int16: (-(2**15), 2**15 - 1),
-    torch.uint16: (0, 2**16 - 1),
-    quint4x2: (0, 15),
-}
 SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 _FLOAT_QPARAMS = torch.per_channel_affine_float_qparams
 PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
@@ -36,10 +29,10 @@ PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric, _FLOAT_QPA
 
 def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
     """Return the smallest and the largest integer of a quantized dtype. Raises QConfigError for another dtype."""
-    if dtype not in _DTYPE_RANGES:
-        dtypes = ", ".join(map(str, _DTYPE_RANGES))
+    if dtype not in RANGES:
+        dtypes = ", ".join(map(str, RANGES))
         raise QConfigError(f"{dtype} is not a quantized dtype; expected one of {dtypes}")
-    return _DTYPE_RANGES[dtype]
+    return RANGES[dtype]
 
 
 def fill_range(dtype: torch.dtype, quant_min: Any, quant_max: Any) -> tuple[int, int]:
@@ -50,7 +43,7 @@ def fill_range(dtype: torch.dtype, quant_min: Any, quant_max: Any) -> tuple[int,
 
 def is_quantized_dtype(dtype: torch.dtype | None) -> bool:
     """Tell whether a value of this dtype is held as integers."""
-    return dtype in _DTYPE_RANGES
+    return dtype in RANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +109,10 @@ def is_plain(observer: Any) -> bool:
     kind = type(observer)
     if f"{kind.__module__}.{kind.__qualname__}" not in _RANGE_OBSERVERS or observer.is_dynamic:
         return False
-    lowest = _DTYPE_RANGES.get(observer.dtype, (0, 0))[0]
+    lowest = RANGES.get(observer.dtype, (0, 0))[0]
     is_affine = observer.qscheme in (torch.per_tensor_affine, torch.per_channel_affine)
     is_known = is_affine or (lowest < 0 and observer.qscheme in SYMMETRIC)
-    return is_known and observer.dtype in _DTYPE_RANGES and observer.min_val.dtype == torch.float32
+    return is_known and observer.dtype in RANGES and observer.min_val.dtype == torch.float32
 
 
 def compute_ranges_qparams(like: Any, ranges: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, QParams]:
