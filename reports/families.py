@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "detach",
         "dropout",
         "flatten",
+        "getitem",
         "identity",
         "narrow",
         "pad",

@@ -23,6 +23,7 @@ OWN_ARGUMENTS: Mapping[str, str] = {
     "_bags": "number of bags",
     "_batch": "size of the batch",
     "_by_name": "the bounds, or the slope, are given by name",
+    "_index": "the index, as it is written",
     "_input": "sizes of the input, all axes",
     "_int32": "indices are int32, not int64",
     "_leading": "sizes of all axes of the input but the last",

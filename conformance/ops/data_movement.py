@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -92,6 +93,26 @@ _NARROW = OpSamples(
     },
     step=call("dim", "start", "length"),
     is_valid=_can_narrow,
+)
+
+_INDEXES: dict[str, tuple[Any, int]] = {
+    "[:, 1:]": ((slice(None), slice(1, None)), 2),
+    "[-1]": (-1, 1),
+    "[::3]": (slice(None, None, 3), 1),
+    "[..., 2:-1]": ((..., slice(2, -1)), 1),
+    "[:, None]": ((slice(None), None), 1),
+    "[0, :, -2]": ((0, slice(None), -2), 3),
+    "[:, [2, 0, 2]]": ((slice(None), [2, 0, 2]), 2),
+}
+"""Each index as it is written, and the axes that a tensor needs for it."""
+_GETITEM = OpSamples(
+    arguments={
+        "other": Fixed(reason="the index is varied under _index"),
+        "_index": tuple(_INDEXES),
+        "shape": ((2, 9), (65,), (8, 7, 9), (3, 7, 8, 9), (1, 8, 3, 7, 10)),
+    },
+    step=lambda op, arguments: Step(op=op, arguments=(_INDEXES[arguments["_index"]][0],)),
+    is_valid=lambda arguments: _INDEXES[arguments["_index"]][1] <= len(arguments["shape"]),
 )
 
 
@@ -221,6 +242,7 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     **dict.fromkeys((torch.squeeze, "squeeze", "squeeze_"), _SQUEEZE),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze", "unsqueeze_"), _UNSQUEEZE),
     torch.narrow: _NARROW,
+    operator.getitem: _GETITEM,
     **dict.fromkeys((torch.repeat_interleave, "repeat_interleave"), _REPEAT_INTERLEAVE),
     "repeat": _REPEAT,
     "view": _VIEW,

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fx_quant_conformance.backends.names import format_error
+
 _WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__")
 SWITCHES = ("fake_quant_enabled", "observer_enabled")
 """Attributes that turn a fake quantize, and its observer, on and off."""
@@ -21,7 +23,7 @@ def format_difference(model: nn.Module, derived: nn.Module, inputs: tuple[Tensor
     """Say how far a derived model is from computing the float model's function; "" where it does.
 
     They may differ by the float32 rounding of folded weights: 2⁻¹⁹ of the largest value on the way, for at most some
-    hundred terms.
+    hundred terms. What cannot be run where the model can, differs.
     """
     largest = [0.0]
 
@@ -30,9 +32,13 @@ def format_difference(model: nn.Module, derived: nn.Module, inputs: tuple[Tensor
 
     expected = run_in_float64(model, inputs)
     hooks = [module.register_forward_hook(note) for module in derived.modules()]
-    outputs = run_in_float64(derived, inputs)
-    for hook in hooks:
-        hook.remove()
+    try:
+        outputs = run_in_float64(derived, inputs)
+    except Exception as error:  # a vendor's fuser may have made anything
+        return f"and it does not run any more: {format_error(error)}"
+    finally:
+        for hook in hooks:
+            hook.remove()
     if len(outputs) != len(expected):
         return f"in the number of its outputs: {len(outputs)} for {len(expected)}"
     for right, left in zip(expected, outputs, strict=True):

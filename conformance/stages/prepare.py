@@ -24,6 +24,7 @@ from fx_quant_conformance.conformance.stages.ranges import check_ranges
 from fx_quant_conformance.conformance.stages.state import CaseState, ClaimState, run_flow, show_graph
 from fx_quant_conformance.conformance.stages.unrounded import without_observers
 from fx_quant_conformance.refimpl import ObservationType, RefimplError, explain
+from fx_quant_conformance.refimpl.graph.tracing import positional_arguments_of
 from fx_quant_conformance.refimpl.prepare.plan import Decision
 from fx_quant_conformance.reports.verdicts import Verdict
 
@@ -110,7 +111,7 @@ def check_observation_type(claim: Claim, decision: Decision, prepared: GraphModu
     if claim.entry.fuser_method is not None:
         return
     root = next(node for node in prepared.graph.nodes if node.name == decision.root)
-    inputs = sum(isinstance(argument, Node) for argument in root.args)
+    inputs = sum(isinstance(argument, Node) for argument in positional_arguments_of(root, at_least=2))
     claimed = claim.entry._num_tensor_args_to_observation_type.get(inputs, claim.entry.observation_type)
     if decision.observation is not claimed:
         rule = "OBS-07" if claim.entry._num_tensor_args_to_observation_type else "OBS-01"

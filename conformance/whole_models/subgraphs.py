@@ -57,11 +57,13 @@ class _Recorder(Interpreter):
 def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subgraph]:
     """Yield the quantized patterns of a reference model, in the order of the graph.
 
-    Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them.
+    Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them. What
+    nobody reads is decided about, and in no reference model.
     """
     recorded = [_record(reference, batch) for batch in batches]
     order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
-    quantized = [decision for decision in explain(reference).plan.decisions if decision.is_quantized]
+    decisions = explain(reference).plan.decisions
+    quantized = [decision for decision in decisions if decision.is_quantized and decision.node in order]
     for decision in sorted(quantized, key=lambda decision: order[decision.node]):
         of_data = _Cut(reference, decision, recorded).cut()
         yield of_data if of_data.batches[0] else _Cut(reference, decision, recorded, enters_constants=True).cut()

@@ -200,7 +200,7 @@ def positional_arguments_of(node: Node, at_least: int = 0) -> tuple[Any, ...]:
     """Return a node's positional arguments, the first `at_least` of them also if passed by keyword. (PAT-08)"""
     if len(node.args) >= at_least or not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
         return node.args
-    return move_to_positions(node, _operand_names_of(node.target)[:at_least])[0]  # rule: PAT-08
+    return move_to_positions(node, operand_names_of(node)[:at_least])[0]  # rule: PAT-08
 
 
 def move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -210,23 +210,29 @@ def move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...]
     return (*node.args, *(node.kwargs[name] for name in moved)), kwargs
 
 
-@cache
-def _operand_names_of(target: Callable[..., Any] | str) -> tuple[str, ...]:
-    """Return the names of the parameters of a function, or of the torch function with a method's name."""
-    return parameter_names_of(getattr(torch, target, None) if isinstance(target, str) else target)
+def operand_names_of(node: Node) -> tuple[str, ...]:
+    """Return the names of the parameters of a called function, or of the torch function with a called method's name."""
+    target: Any = getattr(torch, node.target, None) if isinstance(node.target, str) else node.target
+    return _names_of(target, frozenset(node.kwargs))
 
 
-def parameter_names_of(function: Any) -> tuple[str, ...]:
-    """Return the names of parameters that a callable takes by position and keyword; without signature, one input."""
+def parameter_names_of(function: Any, given: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return the names of parameters that a callable takes by position and keyword; without signature, one input.
+
+    Of several signatures counts the first that has all parameters `given`.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         schemas: Any = get_signature_for_torch_op(function)
         if not schemas:
             return ("input",)
-        signature = schemas[0]
+        signature = next((each for each in schemas if given <= each.parameters.keys()), schemas[0])
     parameters = signature.parameters.values()
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+_names_of = cache(parameter_names_of)  # functions, which are there for good; modules come and go
 
 
 def attribute_of(model: nn.Module, target: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fx_quant_conformance.reports.verdicts import Outcome, Verdict
-from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run
+from tests.conformance.support.suite_runs import FAKES, REPO, Ran, run, run_with_errors
 from tests.support.warm_python import NEW_CHILDREN
 
 VENDORS = Path(__file__).resolve().parent / "vendors"
@@ -33,7 +33,9 @@ def run_harmed(folder: Path, way: str, *options: str, **variables: str) -> Ran:
     path = os.pathsep.join([str(REPO), str(FAKES), str(VENDORS), str(SITE)])
     words = ("--claim=nn.Linear/*", "--claim-timeout=4", *options)
     harm = {"JUDGE_PATCH": "harmed_judge", "HARMED_CLAIM": "per_tensor_symmetric", "HARMED_WAY": way}
-    return run(folder, "fakes:Good", *words, cwd=VENDORS, PYTHONPATH=path, **NEW_CHILDREN, **harm, **variables)
+    return run_with_errors(
+        folder, "fakes:Good", *words, cwd=VENDORS, PYTHONPATH=path, **NEW_CHILDREN, **harm, **variables
+    )
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ OPS = (
     nn.CircularPad2d,
     nn.PixelShuffle,
     torch.pixel_unshuffle,
+    operator.getitem,
 )
 """Each by one of its names; the oracle's tests compare the others."""
 

@@ -20,6 +20,7 @@ from tests.support.warm_python import run_python
 REPO = Path(__file__).resolve().parents[3]
 FAKES = Path(__file__).resolve().parent / "fake_backends"
 Row = dict[str, Any]
+INTERNAL = "internal error of the suite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,26 @@ def run(
     cwd: Path = FAKES,
     **variables: str,
 ) -> Ran:
-    """Run the suite as a command, with its report folder (and its working files) under ``folder``."""
+    """Run the suite as a command, with its report folder (and its working files) under ``folder``.
+
+    An internal error of the suite fails the test.
+    """
+    ran = run_with_errors(folder, backend, *options, path=path, cwd=cwd, **variables)
+    results = ran.folder / "results.jsonl"
+    errors = [line for line in results.read_text().splitlines() if INTERNAL in line] if results.exists() else []
+    assert not errors, "\n".join(errors)
+    return ran
+
+
+def run_with_errors(
+    folder: Path,
+    backend: str | None,
+    *options: str,
+    path: str = str(REPO / "conformance"),
+    cwd: Path = FAKES,
+    **variables: str,
+) -> Ran:
+    """The same, where the test brings an internal error about."""
     words = command(folder, backend, *options, path=path)[1:]
     done = run_python(*words, cwd=cwd, environment=clean_environment() | variables)
     return Ran(status=done.returncode, out=done.stdout, err=done.stderr, folder=folder / "report")

@@ -37,6 +37,15 @@ class Functional(nn.Module):
         return nn.functional.linear(self.layer(x), self.weight)
 
 
+class Unread(Functional):
+    """A third layer, whose result nobody reads, as of the pooler of a transformer that is asked for its tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.layer(y)
+        return nn.functional.linear(y, self.weight)
+
+
 @pytest.mark.rule("LOW-04")
 @pytest.mark.parametrize("kind", QCONFIGS)
 def test_each_part_runs_as_it_is_quantized(kind: str) -> None:
@@ -51,3 +60,13 @@ def test_each_part_runs_as_it_is_quantized(kind: str) -> None:
     for part in parts:
         execution = backend.execution(lower_reference(backend, part.model, part.batches[0]))
         assert execution is not None and execution.quantized_ops and not execution.float_fallbacks, execution
+
+
+def test_a_layer_that_nobody_reads_is_no_part() -> None:
+    """It was an internal error: KeyError."""
+    prepared = prepare_fx(Unread().eval(), QConfigMapping().set_global(QCONFIGS["static"]), (X,))
+    prepared(X)
+    assert [part.node for part in cut_subgraphs(convert_to_reference_decomposed_fx(prepared), [(X,)])] == [
+        "layer",
+        "linear",
+    ]
