@@ -6,8 +6,9 @@ has what is right, and what the judge needs to take the same way again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,29 @@ from fx_quant_conformance.backends.lowering import in_form
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.machine.whole_files import UNFINISHED
 from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.remote.model_bytes import dump_model
 from fx_quant_conformance.conformance.vectors.files import (
     Array,
     digest_file,
     digest_of,
     format_json,
     pack_arrays,
+    read_file,
     read_json,
     write_once,
 )
-from fx_quant_conformance.conformance.vectors.formats import FORMATS
+from fx_quant_conformance.conformance.vectors.formats import EXPORTED, OWN, format_extents
 from fx_quant_conformance.conformance.vectors.graph_data import Data, as_array, describe_grid, integer_dtype_of
 from fx_quant_conformance.conformance.vectors.interval import Interval
 from fx_quant_conformance.conformance.vectors.recording import RecordedCase
+from fx_quant_conformance.refimpl import export_reference
 from fx_quant_conformance.reports.reading import FileFault
 
 SCHEMA = 1
 DEVICE, JUDGE = "device", "judge"
 MANIFEST, PLAN = "manifest.json", "judge.json"
-_MOST_FAULT = 500
+MISSING = "no "
+"""Begins the name of a format in which there is no file, only a text that says why."""
 
 
 class BundleError(Exception):
@@ -61,14 +66,13 @@ class BundleWriter:
 
     def _write_case(self, case: RecordedCase) -> None:
         device = self.folder / DEVICE
-        model = self._write_model(case)
         inputs = pack_arrays(case.runs.arrays)
         path = f"inputs/{digest_of(inputs)[:16]}.npz"
         write_once(device / path, inputs)
         data = {
             "case": case.name,
             "claim": case.work,
-            "model": model,
+            **self._write_model(case),
             "inputs": path,
             "operands": [None if grid is None else describe_grid(grid) for grid in case.runs.grids],
             "outputs": _describe_outputs(case),
@@ -79,32 +83,42 @@ class BundleWriter:
             arrays = dict(_describe_expected(case))
             write_once(self.folder / JUDGE / "expected" / f"{case.name}.npz", pack_arrays(arrays))
 
-    def _write_model(self, case: RecordedCase) -> dict[str, str]:
-        """Write a model in all formats; return the files by kind."""
+    def _write_model(self, case: RecordedCase) -> dict[str, Any]:
+        """Write a model in all formats; return its files by kind, and the programs, each with its shapes and files."""
         text = case.data.text.encode()
         weights = pack_arrays(case.data.arrays)
         digest = digest_of(weights)
         place = f"models/{digest_of(text + digest.encode())[:16]}"
         files = {"json": f"{place}/model.json", "weights": f"weights/{digest[:16]}.npz"}
-        device = self.folder / DEVICE
-        folder = device / place
-        write_once(folder / "model.json", text)
-        write_once(device / files["weights"], weights)
+        write_once(self.folder / DEVICE / files["json"], text)
+        write_once(self.folder / DEVICE / files["weights"], weights)
+        programs: list[Data] = [{"inputs": list(map(list, extents))} for extents in case.examples]
         for name in self.formats:
-            if name == "json":
-                continue
-            path = folder / f"model.{name}"
-            fault = path.with_suffix(f"{path.suffix}.txt")
-            if not path.exists() and not fault.exists():
-                try:
-                    model = in_form(case.form, case.model) if name == "fx" else case.model
-                    data = FORMATS[name](model, case.example)
-                except Exception as error:  # an exporter's refusal is for the vendor to see, and costs no other case
-                    write_once(fault, f"{format_error(error)[:_MOST_FAULT]}\n".encode("ascii", "replace"))
-                else:
-                    write_once(path, data)
-            files[name if path.exists() else f"no {name}"] = f"{place}/{path.name if path.exists() else fault.name}"
-        return files
+            if name == OWN:
+                model = in_form(case.form, case.model)
+                example = next(iter(case.examples.values()))
+                files |= self._write_or_say(name, f"{place}/model.{name}", partial(dump_model, model, example))
+            elif name in EXPORTED:
+                for program, (extents, example) in zip(programs, case.examples.items(), strict=True):
+                    path = f"{place}/model-{format_extents(extents)}.{name}"
+                    program |= self._write_or_say(name, path, partial(_export, name, case, example))
+        return {"model": files, "programs": programs}
+
+    def _write_or_say(self, name: str, path: str, make: Callable[[], bytes]) -> dict[str, str]:
+        """Write a file of a model once, or why there is none; return what it is, and where."""
+        target, fault = self.folder / DEVICE / path, self.folder / DEVICE / f"{path}.txt"
+        if not target.exists() and not fault.exists():
+            try:
+                data = make()
+            except Exception as error:  # an exporter's refusal is for the vendor to see, and costs no other case
+                write_once(fault, f"{format_error(error)}\n".encode("ascii", "replace"))
+            else:
+                write_once(target, data)
+        return {name: path} if target.exists() else {f"{MISSING}{name}": f"{path}.txt"}
+
+
+def _export(name: str, case: RecordedCase, example: tuple[Any, ...]) -> bytes:
+    return EXPORTED[name](export_reference(case.model, example, dynamic_batch=case.dynamic_batch))
 
 
 def _describe_outputs(case: RecordedCase) -> list[Data]:
@@ -136,6 +150,12 @@ def _describe_interval(interval: Interval) -> dict[str, Array]:
     if interval.grid is not None:
         ends = {name: value.to(integer_dtype_of(interval.grid)) for name, value in ends.items()}
     return {"exact": as_array(interval.exact), **{name: as_array(value) for name, value in ends.items()}}
+
+
+def list_model_files(case: Mapping[str, Any]) -> list[str]:
+    """List the paths of a case's model in all formats."""
+    programs = (path for program in case["programs"] for name, path in program.items() if name != "inputs")
+    return [*case["model"].values(), *programs]
 
 
 def key_of_output(run: int, output: int) -> str:
@@ -203,6 +223,18 @@ class Bundle:
         self.check_file(path)
         data: Mapping[str, Any] = read_json(self.device / path)
         return data
+
+    def find_cause(self, case: Mapping[str, Any], format_name: str, run: int | None) -> str:
+        """Return why a run, or some of a case, has no file in a format; "" if all have one.
+
+        Raises BundleError, FileFault.
+        """
+        programs = case["programs"] if run is None else [case["programs"][case["runs"][run]["program"]]]
+        key = f"{MISSING}{format_name}"
+        path = next((place[key] for place in (case["model"], *programs) if key in place), "")
+        if path:
+            self.check_file(path)
+        return read_file(self.device / path).decode("ascii", "replace").strip() if path else ""
 
     def check_file(self, path: str) -> None:
         """Hold a file to the manifest. Raises BundleError if it is missing or changed."""

@@ -24,7 +24,7 @@ from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.process import PATIENCE, format_exit
 from fx_quant_conformance.conformance.machine.seconds import LONGEST
 from fx_quant_conformance.conformance.machine.toml import TomlError, parse_toml
-from fx_quant_conformance.conformance.vectors.bundle import DEVICE, MANIFEST, Bundle
+from fx_quant_conformance.conformance.vectors.bundle import DEVICE, MANIFEST, Bundle, list_model_files
 from fx_quant_conformance.conformance.vectors.files import LOST_CALLS, format_json, remove
 from fx_quant_conformance.conformance.vectors.outputs import STATUS, HandedIn
 from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_text
@@ -315,7 +315,7 @@ class Caller:
         paths = set[str]()
         for name in names:
             case = self._bundle.read_case(name)
-            paths |= {f"cases/{name}.json", case["inputs"], *case["model"].values()}
+            paths |= {f"cases/{name}.json", case["inputs"], *list_model_files(case)}
         manifest["files"] = {path: manifest["files"][path] for path in sorted(paths)}
         for path in sorted(paths):
             (device / path).parent.mkdir(parents=True, exist_ok=True)

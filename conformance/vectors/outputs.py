@@ -24,7 +24,8 @@ from fx_quant_conformance.conformance.vectors.files import Array, read_file, rea
 from fx_quant_conformance.reports.reading import FileFault
 
 OUTPUTS, EXECUTION, STATUS = "outputs.npz", "execution.json", "status.json"
-STATUSES = ("done", "refused", "raised", "crashed", "timeout")
+NO_MODEL = "no_model"
+STATUSES = ("done", "refused", "raised", "crashed", "timeout", NO_MODEL)
 _RAW = re.compile(r"(r\d+_o\d+)\.(\w+)")
 _SHOWN = 200
 _MOST_TEXT = 1 << 16
@@ -41,6 +42,8 @@ class Status:
     """The end of what it printed, or a traceback."""
     kind: str = ""
     """The name of the error's class, if one was raised."""
+    format: str = ""
+    """The format in which there is no model."""
 
 
 class HandedIn:
@@ -160,7 +163,7 @@ def _make_status(data: Any, where: str) -> Status:
     found = data.get("status", "done")
     if not isinstance(found, str) or found not in STATUSES:
         raise FileFault(f"{where}: status is {str(found)[:_SHOWN]!r}; write one of {', '.join(STATUSES)}")
-    texts = {name: str(data.get(name, ""))[:_MOST_TEXT] for name in ("reason", "text", "kind")}
+    texts = {name: str(data.get(name, ""))[:_MOST_TEXT] for name in ("reason", "text", "kind", "format")}
     return Status(status=found, **texts | {"kind": "".join(c for c in texts["kind"] if c.isalnum() or c in "_.")})
 
 

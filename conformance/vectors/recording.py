@@ -22,6 +22,7 @@ from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.executor import HeldModel
+from fx_quant_conformance.conformance.vectors.formats import Extent, extents_of
 from fx_quant_conformance.conformance.vectors.graph_data import GraphData, describe_model
 from fx_quant_conformance.conformance.vectors.interval import Interval, interval_of
 from fx_quant_conformance.conformance.vectors.runs import RunsData, key_of
@@ -38,7 +39,10 @@ class RecordedCase:
     model: GraphModule
     form: Representation
     """The form in which ``lower`` takes the model."""
-    example: tuple[Any, ...]
+    dynamic_batch: bool
+    """Whether a program of it takes any number of rows."""
+    examples: dict[tuple[Extent, ...], tuple[Any, ...]] = field(default_factory=dict)
+    """Inputs with which it was lowered, by the shapes that a program exported with them takes."""
     runs: RunsData
     expected: list[list[Interval] | None] = field(default_factory=list)
     """For each run and output what is right; None: the oracle does not know."""
@@ -74,11 +78,13 @@ class RecordingBackend(RemoteBackend):
                 work=self._work,
                 data=data,
                 model=reference_model,
-                example=example_inputs,
                 form=self.representation,
+                dynamic_batch=self.capabilities().dynamic_batch,
                 runs=RunsData(grids=placeholder_grids(reference_model)),
             )
-        return RecordedModel(case, self.capabilities())
+        extents = extents_of(example_inputs, dynamic_batch=case.dynamic_batch)
+        case.examples.setdefault(extents, example_inputs)
+        return RecordedModel(case, list(case.examples).index(extents), self.capabilities())
 
     def own_arguments(self) -> dict[str, Any]:
         """Return the sink, and where the vendor's own code is found."""
@@ -108,8 +114,8 @@ def name_case(work: str, data: GraphData) -> str:
 class RecordedModel(HeldModel):
     """A model whose runs are noted; its outputs are the nearest of what is right."""
 
-    def __init__(self, case: RecordedCase, capabilities: Capabilities) -> None:
-        self._case = case
+    def __init__(self, case: RecordedCase, program: int, capabilities: Capabilities) -> None:
+        self._case, self._program = case, program
         model = case.model
         self._walk = Walk(model, capabilities)
         self._gives_tensor = is_dequantize(model.graph.output_node().args[0])
@@ -124,7 +130,7 @@ class RecordedModel(HeldModel):
         for inputs in batches:
             threads = torch.get_num_threads()
             output, expected = self._answer(inputs)
-            self._case.runs.add(inputs, output, threads)
+            self._case.runs.add(inputs, output, threads=threads, program=self._program)
             self._case.expected.append(expected)
             yield output
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleError
 from fx_quant_conformance.conformance.vectors.files import format_json, unpack_arrays
 from fx_quant_conformance.conformance.vectors.graph_data import describe_model
-from fx_quant_conformance.conformance.vectors.outputs import HandedIn, Status
+from fx_quant_conformance.conformance.vectors.outputs import NO_MODEL, HandedIn, Status
 from fx_quant_conformance.conformance.vectors.recording import name_case
 from fx_quant_conformance.conformance.vectors.runs import key_of, read_operand
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize
@@ -73,13 +73,10 @@ class ReplayBackend(RemoteBackend):
         except (BundleError, FileFault) as error:
             raise NoAnswer(f"the bundle: {error}") from error
         handed_in = self._handed_in.setdefault(name, HandedIn(outputs / name, case))
-        try:
-            status = handed_in.read_status()
-        except FileFault as error:
-            raise HandedInError(f"case {name}: {error}") from error
-        raise_unless_done(name, status)
+        replayed = ReplayedCase(name=name, bundle=bundle, case=case, handed_in=handed_in)
+        replayed.raise_unless_done()
         structure = _find_structure(reference_model, example_inputs)
-        return ReplayedModel(name, handed_in, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
+        return ReplayedModel(replayed, _keys_of(case, arrays, placeholder_grids(reference_model)), structure)
 
     def own_arguments(self) -> dict[str, Any]:
         """Return the source, and where the vendor's own code is found."""
@@ -103,8 +100,10 @@ class ReplayBackend(RemoteBackend):
                 return Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=f"the bundle: {error}")
             handed_in = self._handed_in.setdefault(name, HandedIn(outputs / name, case))
             try:
-                fault = _find_fault(case, handed_in)
-            except FileFault as error:
+                fault = _find_fault(ReplayedCase(name=name, bundle=bundle, case=case, handed_in=handed_in))
+            except NoAnswer as error:
+                fault = Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=str(error))
+            except (FileFault, HandedInError) as error:
                 fault = Fault(rule="LOW-01", message=str(error))
             if fault is not None:
                 return replace(fault, message=f"case {name}: {fault.message}")
@@ -119,15 +118,21 @@ def _find_structure(model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
         return tree_flatten(model(*(value.clone() for value in example_inputs)))[1]
 
 
-def _find_fault(case: Mapping[str, Any], handed_in: HandedIn) -> Fault | None:
-    """Find what is wrong with a case that was handed in, apart from its numbers. Raises FileFault."""
+def _find_fault(replayed: ReplayedCase) -> Fault | None:
+    """Find what is wrong with a case that was handed in, apart from its numbers.
+
+    Raises FileFault, and NoAnswer where torch gives no model in the format that the device takes.
+    """
+    case, handed_in = replayed.case, replayed.handed_in
     first: dict[str, tuple[int, list[Tensor]]] = {}
     whole = handed_in.read_status()
+    replayed.raise_without_model(whole)
     if whole.status != "done":
         text = whole.reason or f"the device says {whole.status!r}"
         return Fault(rule="LOW-01", verdict=_VERDICTS[whole.status], message=text)
     for number, run in enumerate(case["runs"]):
         status = handed_in.read_status_of(number)
+        replayed.raise_without_model(status, number)
         if status.status in _LOST:
             text = f"run {number}: {status.reason or status.status}"
             return Fault(rule="LOW-01", verdict=_VERDICTS[status.status], message=text)
@@ -148,6 +153,7 @@ _VERDICTS = {
     "refused": Verdict.REFUTED,
     "raised": Verdict.REFUTED,
 }
+_SHOWN = 40
 _LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}
 
 
@@ -187,12 +193,46 @@ def _keys_of(case: Mapping[str, Any], arrays: Mapping[str, Any], grids: Sequence
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedCase:
+    """A case of a bundle, and what was handed in for it."""
+
+    name: str
+    bundle: Bundle
+    case: Mapping[str, Any]
+    handed_in: HandedIn
+
+    def raise_unless_done(self, run: int | None = None) -> None:
+        """Raise what a backend in Python would have raised of the case or of a run, or the loss of its process."""
+        try:
+            status = self.handed_in.read_status() if run is None else self.handed_in.read_status_of(run)
+        except FileFault as error:
+            raise HandedInError(f"case {self.name}: {error}") from error
+        self.raise_without_model(status, run)
+        raise_unless_done(self.name, status)
+
+    def raise_without_model(self, status: Status, run: int | None = None) -> None:
+        """Raise NoAnswer where a device has no model because torch exports none; HandedInError where it has one."""
+        if status.status != NO_MODEL:
+            return
+        try:
+            cause = self.bundle.find_cause(self.case, status.format, run)
+        except (BundleError, FileFault) as error:
+            raise NoAnswer(f"the bundle: {error}") from error
+        if not cause:
+            formats = self.bundle.manifest["formats"]
+            has = "the bundle has one" if status.format in formats else f"the bundle is in {', '.join(formats)}"
+            what = f"case {self.name}" if run is None else f"run {run} of case {self.name}"
+            raise HandedInError(f"the device has no model of {what} in format {status.format[:_SHOWN]!r}: {has}")
+        raise NoAnswer(f"there is no model in format {status.format} for the device: {cause}")
+
+
 class ReplayedModel(HeldModel):
     """A model whose outputs were handed in. A run that is asked for again beyond the recorded ones gives its last."""
 
-    def __init__(self, name: str, handed_in: HandedIn, keys: Sequence[str], structure: Any) -> None:
-        self._name = name
-        self._handed_in = handed_in
+    def __init__(self, replayed: ReplayedCase, keys: Sequence[str], structure: Any) -> None:
+        self._replayed = replayed
+        self._name, self._handed_in = replayed.name, replayed.handed_in
         self._structure = structure
         self._left: dict[str, deque[int]] = defaultdict(deque)
         for number, key in enumerate(keys):
@@ -210,8 +250,7 @@ class ReplayedModel(HeldModel):
                 raise NoAnswer(f"the bundle's case {self._name} does not have this input")
             run = left.popleft() if len(left) > 1 else left[0]
             try:
-                status = self._handed_in.read_status_of(run)
-                raise_unless_done(self._name, status)
+                self._replayed.raise_unless_done(run)
                 values = self._handed_in.read_outputs(run)
             except FileFault as error:
                 raise HandedInError(f"case {self._name}: {error}") from error

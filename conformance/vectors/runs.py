@@ -32,10 +32,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """One run of a case: its inputs, the shapes of its outputs, and the number of threads that it is meant for."""
+    """One run of a case: its inputs, the shapes of its outputs, its program, and the threads that it is meant for."""
 
     inputs: list[Operand]
     outputs: list[list[int]]
+    program: int
+    """The number of the exported program that takes these shapes."""
     threads: int = 1
 
 
@@ -48,11 +50,11 @@ class RunsData:
     arrays: dict[str, Array] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, inputs: Sequence[Tensor], output: Any, threads: int) -> None:
+    def add(self, inputs: Sequence[Tensor], output: Any, *, threads: int, program: int) -> None:
         """Add a run."""
         operands = [self._hold(value, grid) for value, grid in zip(inputs, self.grids, strict=True)]
         shapes = [list(each.shape) for each in flatten(output) if isinstance(each, Tensor)]
-        self.runs.append(RunData(inputs=operands, outputs=shapes, threads=threads))
+        self.runs.append(RunData(inputs=operands, outputs=shapes, program=program, threads=threads))
 
     def spell(self) -> list[Data]:
         """Return the runs as plain data."""

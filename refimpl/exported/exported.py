@@ -79,7 +79,7 @@ def export_open(model: nn.Module, example_inputs: tuple[Any, ...], *, dynamic_ba
     ``dynamic_batch``: whether axis 0 of the inputs with the most rows is dynamic. Raises what torch.export raises.
     """
     inputs = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in example_inputs)
-    is_batch = _find_batch_axes(inputs) if dynamic_batch else [False] * len(inputs)
+    is_batch = find_batch_axes(inputs) if dynamic_batch else [False] * len(inputs)
     setting = symbolic.patch(backed_size_oblivious=True) if has("dynamic_row") else nullcontext()  # type: ignore[attr-defined]
     if not has("dynamic_row"):
         batches = zip(inputs, is_batch, strict=True)
@@ -102,7 +102,7 @@ def open_module(program: ExportedProgram) -> GraphModule:
     return module  # type: ignore[no-any-return]
 
 
-def _find_batch_axes(inputs: Sequence[Any]) -> list[bool]:
+def find_batch_axes(inputs: Sequence[Any]) -> list[bool]:
     """Tell for each input of a model whether axis 0 is a batch: of the tensors, those with the most rows have one."""
     sizes = [len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in inputs]
     return [size > 0 and size == max(sizes) for size in sizes]

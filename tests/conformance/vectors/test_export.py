@@ -19,19 +19,25 @@ from torch import nn
 
 from fx_quant_conformance.backends.base import Representation
 from fx_quant_conformance.backends.discovery import find_backend
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.remote.description import describe, read_description
 from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle, open_vectors
 from fx_quant_conformance.conformance.run.export import ExportError, export
 from fx_quant_conformance.conformance.run.session import digest_code, open_session
+from fx_quant_conformance.conformance.vectors.bundle import BundleWriter
 from fx_quant_conformance.conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
 from fx_quant_conformance.conformance.vectors.formats import FormatError, choose_form, choose_formats
+from fx_quant_conformance.conformance.vectors.recording import RecordingBackend
 from fx_quant_conformance.reports.verdicts import Verdict
-from tests.conformance.vectors.bundles import ADD, LINEAR, judge_bundle, make_options, write_bundle
+from tests.conformance.support.flows import converted
+from tests.conformance.vectors.bundles import ADD, LINEAR, answer_bundle, judge_bundle, make_options, write_bundle
 from tests.conformance.vectors.conftest import Made
 
 pytestmark = pytest.mark.slow
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "vectors.schema.json").read_text(encoding="utf-8"))
+MUL_IN_QAT = "torch.mul/static:in=quint8,w=*,b=*,out=quint8/qat/no_weight"
 Array = npt.NDArray[Any]
 
 
@@ -168,7 +174,7 @@ def test_the_interval_is_where_the_judge_ends(made: Made, tmp_path: Path) -> Non
 def test_the_exported_program_computes_the_same(made: Made, tmp_path: Path) -> None:
     export(make_options("reference", claims=(LINEAR,)), tmp_path / "bundle", ("json", "pt2"), None)
     for case in read_cases(Made(bundle=tmp_path / "bundle", outputs=made.outputs), LINEAR):
-        path = tmp_path / "bundle" / "device" / case["model"]["pt2"]
+        path = tmp_path / "bundle" / "device" / case["programs"][0]["pt2"]
         program = torch.export.load(io.BytesIO(path.read_bytes()))
         inputs = unpack_arrays(tmp_path / "bundle" / "device" / case["inputs"])
         run, grid = case["runs"][0], case["operands"][0]
@@ -184,7 +190,7 @@ def test_the_onnx_file_computes_the_same(made: Made, tmp_path: Path) -> None:
 
     export(make_options("reference", claims=(LINEAR,)), tmp_path / "bundle", ("json", "onnx"), None)
     for case in read_cases(Made(bundle=tmp_path / "bundle", outputs=made.outputs), LINEAR):
-        model = ReferenceEvaluator(str(tmp_path / "bundle" / "device" / case["model"]["onnx"]))
+        model = ReferenceEvaluator(str(tmp_path / "bundle" / "device" / case["programs"][0]["onnx"]))
         inputs = unpack_arrays(tmp_path / "bundle" / "device" / case["inputs"])
         run, grid = case["runs"][0], case["operands"][0]
         x = dequantize(inputs[run["inputs"][0]["array"]], grid).astype(np.float32)
@@ -193,6 +199,61 @@ def test_the_onnx_file_computes_the_same(made: Made, tmp_path: Path) -> None:
         about = case["outputs"][0]["grid"]
         integers = np.round(found / about["scale"]) + about["zero_point"]
         assert ((expected["r0_o0_low"] <= integers) & (integers <= expected["r0_o0_high"])).all()
+
+
+def test_a_run_names_the_program_of_its_shapes(tmp_path: Path) -> None:
+    """A case of several ranks had the first one's file alone; of an op without numbers that is one graph."""
+    reference = converted(nn.ReLU(), [(-1.0, 1.0)], output=[[torch.rand(2, 3, 4, 4)]])
+    writer = BundleWriter(folder=tmp_path, formats=("json", "pt2"))
+    recording = RecordingBackend(read_description(describe(ReferenceBackend())), sink=writer, imports="", text="")
+    recording.begin("a claim")
+    shapes = [(2, 3, 4, 4), (5, 3, 4, 4), (6, 4), (65,)]
+    for shape in shapes:
+        recording.lower(reference, (torch.rand(shape),))(torch.rand(shape))
+    recording.conclude()
+    [path] = (tmp_path / "device" / "cases").iterdir()
+    case = json.loads(path.read_text(encoding="utf-8"))
+    validate(case, "case")
+    assert [program["inputs"] for program in case["programs"]] == [[[None, 3, 4, 4]], [[None, 4]], [[None]]]
+    assert [run["program"] for run in case["runs"]] == [0, 0, 1, 2]
+    for shape, run in zip(shapes, case["runs"], strict=True):
+        data = (tmp_path / "device" / case["programs"][run["program"]]["pt2"]).read_bytes()
+        assert torch.export.load(io.BytesIO(data)).module()(torch.rand(shape)).shape == shape
+
+
+@pytest.fixture(scope="module")
+def without_onnx(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A bundle for a device that takes ONNX; torch exports no product of a number and one tensor element by element."""
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    pytest.importorskip("onnxscript", reason="needs the package onnxscript")
+    folder = tmp_path_factory.mktemp("onnx")
+    made = Made(bundle=folder / "bundle", outputs=folder / "outputs")
+    export(make_options("reference", claims=(MUL_IN_QAT, ADD)), made.bundle, ("json", "onnx", "fx"), None)
+    answer_bundle(made.bundle, made.outputs)
+    return made
+
+
+def test_what_torch_does_not_export_is_no_fault_of_the_device(without_onnx: Made) -> None:
+    made, status = without_onnx, json.dumps({"status": "no_model", "format": "onnx"})
+    missing = [case for case in read_cases(made, MUL_IN_QAT) if "no onnx" in case["programs"][0]]
+    assert missing, "torch exports it now: name another claim"
+    (made.outputs / missing[0]["case"] / "status.json").write_text(status, encoding="utf-8")
+    judged = judge_bundle(made.bundle, made.outputs, MUL_IN_QAT)[MUL_IN_QAT]
+    assert judged.verdict is Verdict.UNEXERCISED
+    assert judged.reason.startswith("there is no model in format onnx for the device: ConversionError: ")
+    assert "Exception summary" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), (("onnx", "'onnx': the bundle has one"), ("pt2", "'pt2': the bundle is in json, onnx, fx"))
+)
+def test_a_device_that_has_a_model_may_not_say_that_it_has_none(without_onnx: Made, name: str, told: str) -> None:
+    made = without_onnx
+    for case in read_cases(made, ADD):
+        status = json.dumps({"status": "no_model", "format": name})
+        (made.outputs / case["case"] / "status.json").write_text(status, encoding="utf-8")
+    judged = judge_bundle(made.bundle, made.outputs, ADD)[ADD]
+    assert judged.verdict is Verdict.REFUTED and told in judged.reason
 
 
 # -- what cannot be exported -------------------------------------------------------------------------------------------
