@@ -212,7 +212,8 @@ class ClaimRun:
     def _run_again(self, has_fault: bool, state: ClaimState) -> Iterator[Fault]:
         yield from run_again(state, None if has_fault or self._bench.runs_elsewhere else self._run_twin)
         if self._bench.profile != "quick":
-            self.measurements = list(measure_nonfinite(self.claim, state.rerun_cases[0]))
+            is_dynamic = self._bench.capabilities.dynamic_batch
+            self.measurements = list(measure_nonfinite(self.claim, state.rerun_cases[0], dynamic_batch=is_dynamic))
 
     # -- stages of a case ----------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from fx_quant_conformance.refimpl import RefimplError
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.observers.observers import dtype_range, is_quantized_dtype
 from fx_quant_conformance.reports.schema import Where
+from fx_quant_conformance.reports.verdicts import Verdict
 
 PROBE = Where(case="long sums")
 X_SCALE, WEIGHT_SCALE = 1.0, 2.0**-7
@@ -119,15 +120,15 @@ def weigh_evidence(reports: Reports, sums: Sums) -> ExecutionEvidence:
 
 @guard("execution.evidence")
 def contradict(reports: Reports, sums: Sums) -> Iterator[Fault]:
-    """Find that a backend reports kernels of integers, declares no sums in float, and yet sums in float. (LOW-04)"""
-    if not reports.told or sums.are_exact is not False:
+    """Find that a backend which declares no sums in float sums in float, and whether it says otherwise. (LOW-04)"""
+    if sums.are_exact is not False:
         return
+    found = f"{reports}, and that it was quantized; but {sums.text}" if reports.told else f"{reports}; {sums.text}"
     text = (
-        f"{reports}, and that it was quantized; but {sums.text}. If its kernels multiply integers and sum in float, "
-        "declare Capabilities.float_accumulation; if their sums are narrower than 32 bits, declare the op's limits; "
-        "else it runs in float"
+        f"{found}. If its kernels multiply integers and sum in float, declare Capabilities.float_accumulation; if "
+        "their sums are narrower than 32 bits, declare the op's limits; else it runs in float"
     )
-    yield Fault(rule="LOW-04", message=text)
+    yield Fault(rule="LOW-04", verdict=Verdict.REFUTED if reports.told else Verdict.FALLBACK, message=text)
 
 
 # -- the probe --------------------------------------------------------------------------------------------------------

@@ -18,20 +18,22 @@ _MOST = 160
 """Characters of an error that are recorded at most."""
 
 
-def measure_nonfinite(claim: Claim, state: CaseState) -> Iterator[Measurement]:
-    """Yield a case's results for NaN and infinities among its inputs, for no rows, and for strided indices.
+def measure_nonfinite(claim: Claim, state: CaseState, *, dynamic_batch: bool) -> Iterator[Measurement]:
+    """Yield a case's results for NaN and infinities among its inputs, for strided indices, and for no rows.
 
-    Quantizing such a value has no right result, a backend may be compiled for its batch, and indices are not quantized.
-    The result is recorded all the same: an output, or an exception; a crash is reported by the isolation.
+    Quantizing such a value has no right result, and indices are not quantized. The result is recorded all the same: an
+    output, or an exception; a crash is reported by the isolation. Without ``dynamic_batch`` a model has its rows.
     """
     name, inputs = state.inputs[0]
     repeat = RepeatRun(case=state.case, name=name, inputs=inputs, lowered=state.lowered)
     if repeat.runs:
-        values = {name: _describe(repeat, edge) for name, edge in _make_edges(inputs) if repeat.run_float(edge)}
+        values = {
+            name: _describe(repeat, edge) for name, edge in _make_edges(inputs, dynamic_batch) if repeat.run_float(edge)
+        }
         yield Measurement(topic="nonfinite", subject=claim.id, values=dict(values))
 
 
-def _make_edges(inputs: Batch) -> Iterator[tuple[str, Batch]]:
+def _make_edges(inputs: Batch, dynamic_batch: bool) -> Iterator[tuple[str, Batch]]:
     """Yield the inputs changed in ways that no claim covers, by name."""
     place = next((n for n, each in enumerate(inputs) if each.is_floating_point() and each.numel()), None)
     if place is not None:
@@ -41,7 +43,8 @@ def _make_edges(inputs: Batch) -> Iterator[tuple[str, Batch]]:
     if any(are_indices):
         pairs = zip(inputs, are_indices, strict=True)
         yield "strided indices", tuple(copy_with_gaps(each) if is_index else each for each, is_index in pairs)
-    yield "no rows", tuple(each[:0] if each.dim() else each for each in inputs)
+    if dynamic_batch:
+        yield "no rows", tuple(each[:0] if each.dim() else each for each in inputs)
 
 
 def _poke(inputs: Batch, place: int, value: float) -> Batch:

@@ -28,11 +28,11 @@ from tests.conformance.support.varying_kernels import (  # noqa: F401  (one is a
 pytestmark = pytest.mark.rule("NUM-07")
 
 
-def measured(lowered: Function, case: Case) -> dict[str, Scalar]:
+def measured(lowered: Function, case: Case, *, dynamic_batch: bool = True) -> dict[str, Scalar]:
     """The values that are measured of a case."""
     entry = BackendPatternConfig(nn.ReLU).set_dtype_configs([DTypeConfig(torch.quint8, torch.quint8)])
     claim = enumerate_claims(BackendConfig("c").set_backend_pattern_config(entry), Capabilities())[0]
-    (measurement,) = measure_nonfinite(claim, compared_of(lowered, case))
+    (measurement,) = measure_nonfinite(claim, compared_of(lowered, case), dynamic_batch=dynamic_batch)
     assert (measurement.kind, measurement.topic, measurement.subject) == ("measurement", "nonfinite", claim.id)
     return measurement.values
 
@@ -50,6 +50,12 @@ def test_what_is_made_of_nonfinite_inputs_is_recorded() -> None:
         "-inf": "changes 1 of 6 values, to -500",
         "no rows": "gives shape (0, 3)",
     }
+
+
+def test_a_backend_of_fixed_batches_is_not_asked_for_none() -> None:
+    """A device that declares ``dynamic_batch=False`` got batches without rows all the same."""
+    values = measured(lambda x: x, case_of(lambda x: x, (2, 3)), dynamic_batch=False)
+    assert list(values) == ["nan", "+inf", "-inf"]
 
 
 def test_what_is_made_of_nan_is_told_in_one_order_and_chance_as_such() -> None:
