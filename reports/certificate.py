@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fx_quant_conformance.reports.codec import encode
+from fx_quant_conformance.reports.handed_in import format_remedy
 from fx_quant_conformance.reports.html import render_html
 from fx_quant_conformance.reports.levels import may_run_at
 from fx_quant_conformance.reports.reading import FileFault, read_bytes
@@ -77,10 +78,8 @@ def certify(
     results = read_results(source)
     reasons = list(find_shortcomings(results))
     if (text := results.format_execution()) and not without_execution_evidence:
-        remedy = (
-            "implement the backend's execution(), or certify with --without-execution-evidence, which is then stated"
-        )
-        reasons.append(f"{text}; {remedy}")
+        also = "or certify with --without-execution-evidence, which is then stated"
+        reasons.append(f"{text}; {format_remedy(results.header)}, {also}")
     if reasons:
         raise NotCertified(f"{source}: no certificate: {'; '.join(reasons)}")
     if source.suffix == ".xz":

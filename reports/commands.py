@@ -130,7 +130,7 @@ def _certify(options: argparse.Namespace) -> int:
     except NotCertified as error:
         print(f"reports: {join_lines(str(error))}", file=sys.stderr)
         return FAILED
-    print(f"{options.output}: certificate of {len(results.claims)} claims of {join_lines(results.header.backend)}")
+    print(f"{options.output}: {_format_subject(results)}")
     if text := content["without_execution_evidence"]:
         print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
     _print_company(results)
@@ -157,12 +157,18 @@ def _verify(options: argparse.Namespace) -> int:
         print(join_lines(line))
     status = FAILED if found.problems else PARTLY if found.doubts else OK
     if results is not None:
-        print(f"{count_line(results)}\n{verdict_line(results)}")
+        print(f"{_format_subject(results)}\n{count_line(results)}\n{verdict_line(results)}")
         if text := results.format_execution():
             print(f"WITHOUT EXECUTION EVIDENCE: {join_lines(text)}")
         _print_company(results)
     print(f"{options.folder}: {_HOLDS[status]}")
     return status
+
+
+def _format_subject(results: Results) -> str:
+    header = results.header
+    few = ", which tries a few cases of each claim" if header.profile == "quick" else ""
+    return f"certificate of {len(results.claims)} claims of {join_lines(header.backend)}, profile {header.profile}{few}"
 
 
 def _print_company(results: Results) -> None:

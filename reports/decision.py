@@ -81,8 +81,9 @@ def _format_reason(results: Results) -> str:
         return _format_let(results)
     causes = [*_format_failing(results), *_format_problems(results)]
     if results.outcome is Outcome.INCOMPLETE and (count_unreached(results) or not causes):
-        total = pluralize(results.header.claims, "claim")
-        return f" because the run stopped after {format_count(len(results.claims))} of {total}"
+        reached = f"{format_count(len(results.claims))} of {pluralize(results.header.claims, 'claim')}"
+        told = results.footer.problems if results.footer else []
+        return f" because {reached} were judged: {told[0]}" if told else f" because the run stopped after {reached}"
     return f" because {_enumerate(causes)}" if causes else ""
 
 
@@ -161,7 +162,11 @@ def format_no_failure(results: Results) -> str:
         parts.append(f"{format_count(results.waived)} would, but for a waiver")
     if grouped:
         parts.append(f"{format_count(grouped)} of unexercised or unshown claims stand below")
-    elif results.outcome is Outcome.FAIL:
+    if models := results.failing_models():
+        parts.append(
+            f"{pluralize(len(models), 'model')} {'does' if len(models) == 1 else 'do'} not pass and stand below"
+        )
+    elif not grouped and results.outcome is Outcome.FAIL:
         parts.append("the run fails all the same: its first lines say why")
     if count_unreached(results):
         parts.append("not all were reached")

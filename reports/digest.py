@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fx_quant_conformance.reports.decision import format_decision, format_waived, format_work, list_untried
 from fx_quant_conformance.reports.diff import Differences, compare_runs
 from fx_quant_conformance.reports.findings import collect_waivers
+from fx_quant_conformance.reports.handed_in import format_remedy
 from fx_quant_conformance.reports.numbers import rank_number
 from fx_quant_conformance.reports.results import Results, counts_of, leading_check, message_of
 from fx_quant_conformance.reports.schema import Check, ClaimResult, Judged
@@ -24,11 +25,8 @@ from fx_quant_conformance.reports.verdicts import Verdict
 WORST = 20
 SHORT = 48
 """Most characters of what failing cases share that stand before the message."""
-NEXT_STEP = (
-    "implement the backend's execution(), which says what a lowered model runs (docs/vendor-guide.md, section 3), or "
-    "run with --without-execution-evidence: UNSHOWN then passes, and report and certificate say so"
-)
-"""What to do about claims whose execution is not shown."""
+ACCEPTING = "run with --without-execution-evidence: UNSHOWN then passes, and report and certificate say so"
+"""What else can be done about claims whose execution is not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ def digest(results: Results, baseline: Results | None = None) -> Iterator[str | 
     if text := results.format_execution():
         yield f"! {text}"
         if any(row.verdict is Verdict.UNSHOWN and not row.passes for row in results.judged):
-            yield f"next: {NEXT_STEP}"
+            yield f"next: {format_remedy(results.header)}, or {ACCEPTING}"
     yield from (f"not shown by this run: {line}" for line in list_untried(results))
     differences = None if baseline is None else compare_runs(baseline, results)
     if differences is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
 from fx_quant_conformance.reports.codec import OtherSchemaError, PlainRow, SchemaError, decode, loads
+from fx_quant_conformance.reports.numbers import rank_number
 from fx_quant_conformance.reports.reading import FileFault, read_bytes, read_most
 from fx_quant_conformance.reports.schema import (
     Check,
@@ -167,14 +168,14 @@ class Results:
         return {row.id: lead_of(row, checks.get(row.id, ())) for row in self.judged}
 
     def failures(self) -> tuple[ClaimResult, ...]:
-        """Return the claims that show a fault and do not pass, worst first, then by ID."""
+        """Return the claims that show a fault and do not pass, worst first: by verdict, largest error, ID."""
         failing = (c for c in self.claims if not c.passes and c.verdict not in _GROUPED)
-        return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, claim.claim)))
+        return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, *_rank_error(claim), claim.claim)))
 
     def failing_models(self) -> tuple[ModelResult, ...]:
-        """Return the models that show a fault and do not pass, or could not be judged, worst first, then by ID."""
+        """Return the models that show a fault and do not pass, or could not be judged, in the same order."""
         failing = (m for m in self.models if not m.passes and m.verdict is not Verdict.UNSHOWN)
-        return tuple(sorted(failing, key=lambda model: (model.verdict.rank, model.model)))
+        return tuple(sorted(failing, key=lambda model: (model.verdict.rank, *_rank_error(model), model.model)))
 
     def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
         """Return the claims that could not be exercised, waived or not, by reason, the most frequent first."""
@@ -309,6 +310,11 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
     if cut_at is not None:
         problems.insert(1, f"line {cut_at} is cut and was left out: the run was killed while it wrote")
     return dataclasses.replace(results, problems=tuple(problems))
+
+
+def _rank_error(row: Judged) -> tuple[bool, float]:
+    """Return a key that puts what goes wrong without a number first, such as a shape, then the largest error."""
+    return row.max_lsb is not None, -rank_number(row.max_lsb or 0.0)
 
 
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:

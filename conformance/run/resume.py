@@ -21,6 +21,8 @@ from fx_quant_conformance.reports.text import format_count
 from fx_quant_conformance.reports.verdicts import Outcome
 
 _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed", "foreign_code"})
+_RULED_AGAIN = frozenset({"allow_quality", "without_execution_evidence"})
+"""Options by which a verdict passes."""
 """Header fields in which the two parts may differ."""
 
 
@@ -92,9 +94,17 @@ def _check_same(path: Path, results: Results, header: Header, may_differ: Collec
         raise ResultsError(f"{path}: does not say which sources it is of; run everything, without --resume")
     earlier, now = encode(results.header), encode(header)
     for key in sorted({*earlier, *now}.difference(may_differ)):
-        if earlier.get(key) != now.get(key):
-            found = f"{key} is {earlier.get(key)!r}, and {now.get(key)!r} in this run"
+        if found := next(_list_differences(key, earlier.get(key), now.get(key)), ""):
             raise ResultsError(f"{path}: is of another run: {found}; run everything, without --resume")
+
+
+def _list_differences(name: str, was: object, now: object) -> Iterator[str]:
+    """Yield what differs, an entry each of what has names; what lets a row pass is ruled on again."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now} - _RULED_AGAIN):
+            yield from _list_differences(f"{name}.{key}", was.get(key), now.get(key))
+    elif was != now:
+        yield f"{name} is {was!r}, and {now!r} in this run"
 
 
 def _take(run: Run, results: Results, header: Header) -> Iterator[tuple[str, tuple[Row, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from fx_quant_conformance.reports.digest import verdict_line
 from fx_quant_conformance.reports.html import build_report, render_html
 from fx_quant_conformance.reports.markdown import markdown
 from fx_quant_conformance.reports.results import Results, read_results
+from fx_quant_conformance.reports.schema import ModelResult
 from fx_quant_conformance.reports.terminal import summary
-from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, VERDICTS
+from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, VERDICTS, Outcome, Verdict
 from tests.reports.pages import Page
 
 
@@ -72,6 +74,36 @@ def test_a_run_that_stopped_says_how_far_it_came(runs: Any) -> None:
     assert "3 claims that the run did not reach" in list_untried(results)
     assert format_no_failure(results) == "No claim that was judged fails; not all were reached."
     assert "3 claims of 4 were never reached" in Page(render_html(results)).text
+
+
+def test_a_run_that_was_told_to_leave_out_says_so(runs: Any, made: Any) -> None:
+    """It said that it had stopped."""
+    results = run_of(runs, made, "VERIFIED", claims=4)
+    assert results.footer is not None
+    footer = replace(results.footer, outcome=Outcome.INCOMPLETE, problems=["a and 2 more left out by -k"])
+    results = replace(results, footer=footer)
+    told = "INCOMPLETE because 1 of 4 claims were judged: a and 2 more left out by -k; 1 of 4 claims verified (25 %)"
+    assert format_decision(results) == told
+
+
+def test_where_models_alone_do_not_pass_they_are_named(runs: Any, made: Any) -> None:
+    results = run_of(runs, made, "VERIFIED")
+    wrong = replace(results, models=(ModelResult(model="model/own/net", verdict=Verdict.REFUTED),))
+    assert format_no_failure(wrong) == "No claim that was judged fails; 1 model does not pass and stand below."
+
+
+def test_the_largest_error_comes_first_of_one_verdict(runs: Any, made: Any) -> None:
+    """0.89 LSB stood above 255."""
+    results = run_of(runs, made, "REFUTED REFUTED REFUTED CRASHED")
+    errors = [0.89, 255.0, None, None]
+    claims = [replace(c, max_lsb=e) for c, e in zip(results.claims, errors, strict=True)]
+    found = replace(results, claims=tuple(claims)).failures()
+    assert [(each.verdict.value, each.max_lsb) for each in found] == [
+        ("CRASHED", None),
+        ("REFUTED", None),
+        ("REFUTED", 255.0),
+        ("REFUTED", 0.89),
+    ]
 
 
 @pytest.mark.parametrize("verdicts", ["VERIFIED refuted", "VERIFIED REFUTED"])

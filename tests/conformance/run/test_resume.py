@@ -12,7 +12,7 @@ import pytest
 from fx_quant_conformance.conformance.run.report_folder import KEPT
 from fx_quant_conformance.conformance.run.resume import Earlier, read_earlier
 from fx_quant_conformance.reports.results import ResultsError, read_results
-from fx_quant_conformance.reports.schema import Measurement
+from fx_quant_conformance.reports.schema import ClaimResult, Measurement
 from fx_quant_conformance.reports.verdicts import Outcome, Verdict
 from fx_quant_conformance.reports.writer import ResultsWriter
 from tests.conformance.support.made_up_runs import Session, checks, model, waiver, work
@@ -195,7 +195,10 @@ def test_a_claim_without_all_of_its_checks_is_run_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "changes", "told"),
-    [("a", {"allow_quality": True}, "options is "), ("ab", {}, "claims is 1, and 2 in this run")],
+    [
+        ("a", {"max_examples": 3}, "options.max_examples is None, and 3 in this run;"),
+        ("ab", {}, "claims is 1, and 2 in this run"),
+    ],
 )
 def test_a_run_with_other_options_or_claims_is_another(
     tmp_path: Path, names: str, changes: dict[str, Any], told: str
@@ -205,6 +208,18 @@ def test_a_run_with_other_options_or_claims_is_another(
     first.finish()
     with pytest.raises(ResultsError, match=f"is of another run: {told}"):
         read_earlier(Session(tmp_path / "now", names, resume=first.path, **changes).run)
+
+
+@pytest.mark.slow
+def test_what_lets_a_verdict_pass_may_change(tmp_path: Path) -> None:
+    """It was refused, with both dicts of options."""
+    first = Session(tmp_path, ["a"])
+    first.whole(first.claims[0], Verdict.QUALITY)
+    first.finish()
+    for allowed in (False, True):
+        again = Session(tmp_path / f"{allowed}", ["a"], resume=first.path, allow_quality=allowed)
+        [rows] = read_earlier(again.run).rows.values()
+        assert [row.passes for row in rows if isinstance(row, ClaimResult)] == [allowed]
 
 
 # -- which units are taken --------------------------------------------------------------------------------------------
