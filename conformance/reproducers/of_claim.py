@@ -15,13 +15,14 @@ from fx_quant_conformance.conformance.machine.fault import FaultFound
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.pipeline.claim_run import find_case, rebuild
 from fx_quant_conformance.conformance.pipeline.graph_text import graphs_of
-from fx_quant_conformance.conformance.reproducers.script import Failure, script_of
+from fx_quant_conformance.conformance.reproducers.script import Failure, format_heading, script_of
 from fx_quant_conformance.conformance.reproducers.spelling import NoScriptError, format_pattern
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.fuse import FUSES_NOTHING
 from fx_quant_conformance.conformance.stages.state import CaseState
 from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.vectors.recording import name_case
+from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
 from fx_quant_conformance.refimpl.fuse.fuse import trace_and_fuse
 from fx_quant_conformance.reports.results import leading_check
 from fx_quant_conformance.reports.schema import Check, ClaimResult, Where
@@ -69,9 +70,13 @@ def format_op(bench: Bench, claim: Claim, where: Where) -> str:
 
 
 def _write_script(bench: Bench, check: Check, state: CaseState) -> str:
-    """Write the script of a case that fails as the check says. Raises NoScriptError for what ran on a device."""
-    if bench.runs_elsewhere:
+    """Write the script of a case that fails as the check says. Raises NoScriptError for files that were handed in."""
+    if isinstance(bench.backend, ReplayBackend):
         name = name_case(check.claim, describe_model(state.reference))
+        ends = f"It runs the device's command on case {name} again, and ends with status 1."
+        heading = format_heading(bench, check.claim, check.message, ends)
+        if script := bench.backend.source.format_script(check.claim, name, heading):
+            return script
         raise NoScriptError(f"the model ran on a device; case {name} of the bundle has it, with its inputs")
     where = check.evidence.get("where", Where())
     batches = dict(state.inputs)

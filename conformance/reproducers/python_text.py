@@ -13,6 +13,7 @@ from fx_quant_conformance.refimpl.legacy.dtypes import QUANTIZED_DTYPES, is_dtyp
 WIDTH = 120
 MODULES = {
     **{name: name for name in ("base64", "builtins", "faulthandler", "operator", "pickle", "torch")},
+    **{name: name for name in ("json", "os", "pathlib", "shutil", "subprocess", "tempfile")},
     "F": "torch.nn.functional",
 }
 """The modules that texts use, by the names that they give them."""

@@ -112,7 +112,7 @@ def script_of(failure: Failure, bench: Bench, *, name: str, message: str) -> str
     text = "\n".join(body)
     text = "\n".join([*(code for mark, code in _UNPACKERS.items() if mark in text), text])
     registrar = REGISTRAR if "torch.ops.quantized_decomposed" in text else ""
-    return compose(_write_heading(bench, name, message), text, _HOMES, registrar=registrar)
+    return compose(format_heading(bench, name, message), text, _HOMES, registrar=registrar)
 
 
 def _format_lower(bench: Bench) -> str:
@@ -120,11 +120,12 @@ def _format_lower(bench: Bench) -> str:
     return "lower_reference(backend, " if bench.backend.representation is Representation.EXPORTED else "backend.lower("
 
 
-def _write_heading(bench: Bench, name: str, message: str) -> str:
+def format_heading(bench: Bench, name: str, message: str, ends: str = _ENDS) -> str:
+    """Return the docstring of a script: what is wrong, which run has found it, and how the script ends."""
     fault = re.sub(r'[\\"]', "'", tame(f"{bench.backend.name}: {message.partition(chr(10))[0]}"))
     lines = textwrap.wrap(textwrap.shorten(fault, 330), WIDTH - 3)
     command = textwrap.wrap(f"Found by {bench.repro(name)}", WIDTH, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*lines, "", *command, f"{_ENDS}\n"])
+    return "\n".join([*lines, "", *command, f"{ends}\n"])
 
 
 # -- state ------------------------------------------------------------------------------------------------------------

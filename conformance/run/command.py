@@ -14,13 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from fx_quant_conformance.conformance.machine.workplace import WorkResult
+from fx_quant_conformance.conformance.reproducers.command_script import format_command_script
 from fx_quant_conformance.conformance.run.device import CALLS
 from fx_quant_conformance.conformance.run.elsewhere import CommandBackend
 from fx_quant_conformance.conformance.run.export import format_absence, record_units
 from fx_quant_conformance.conformance.run.session import Run
 from fx_quant_conformance.conformance.run.workplaces import Workplaces
 from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
-from fx_quant_conformance.conformance.vectors.command import Caller, lock_file
+from fx_quant_conformance.conformance.vectors.command import Caller, CommandSettings, lock_file
 from fx_quant_conformance.conformance.vectors.recording import RecordedCase
 from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
 
@@ -32,7 +33,7 @@ class Chunks:
     """The chunks of a run's claims and models, below a folder."""
 
     folder: Path
-    formats: Sequence[str]
+    settings: CommandSettings
     places: Mapping[str, int]
     """The chunk of each claim and model, by its ID."""
 
@@ -46,12 +47,17 @@ class Chunks:
 
     def take(self, work: str, cases: Sequence[RecordedCase]) -> None:
         """Write the cases of a piece of work into its chunk's bundle."""
-        BundleWriter(folder=self.folder_of(work), formats=self.formats, with_expected=False).take(work, cases)
+        writer = BundleWriter(folder=self.folder_of(work), formats=self.settings.formats, with_expected=False)
+        writer.take(work, cases)
 
     def find(self, work: str) -> tuple[Bundle, Path]:
         """Return the bundle of a piece of work, and the folder of the outputs."""
         folder = self.folder_of(work)
         return _read_done(folder), folder / _OUTPUTS
+
+    def format_script(self, work: str, case: str, heading: str) -> str:
+        """Return a script that runs the command on a case."""
+        return format_command_script(self.settings, f"{CALLS}/{self.folder_of(work).name}", case, heading)
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +76,7 @@ class CommandWorkplaces(Workplaces):
         self._settings = backend.settings
         self._chunks = Chunks(
             folder=run.options.report_dir / CALLS,
-            formats=self._settings.formats,
+            settings=self._settings,
             places={unit.id: number // self._settings.batch for number, unit in enumerate(units)},
         )
         replay = ReplayBackend(backend.description, source=self._chunks, imports=backend.imports, text=backend.text)

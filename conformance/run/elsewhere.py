@@ -39,6 +39,10 @@ class OneBundle:
         """Return the bundle and the folder."""
         return self.bundle, self.outputs
 
+    def format_script(self, work: str, case: str, heading: str) -> str:
+        """Return none: who has run the device knows how."""
+        return ""
+
 
 def adopt_bundle(options: Options) -> Options:
     """Return the options of a run on ``vectors:DIR``: profile, seed and selection are the bundle's.

@@ -9,7 +9,8 @@ condition holds:
 * one kind per part of the slack (``CAUSES``): beyond 1/2 by no more than this part and the earlier ones. (NUM-04)
 * ``saturated one step early``: the exact result is at an end of the range, the integer found is next to that end.
 * ``off by one, not explained``: within one step and the slack.
-* ``saturated``: further off, and at an end of the range.
+* ``saturated``: further off, and at the end of the range that is nearer to the exact result.
+* ``wrapped around``: further off, and at the other end, as where a sum of 16 bits overflows.
 * ``wrong``: further off, anywhere else.
 """
 
@@ -96,7 +97,9 @@ def _list_kinds(
     is_early_high = (exact >= grid.high) & (actual == grid.high - 1)
     yield "saturated one step early", is_early_high | ((exact <= grid.low) & (actual == grid.low + 1))
     yield "off by one, not explained", distance <= 1 + explained
-    yield "saturated", (actual == grid.low) | (actual == grid.high)
+    is_above = exact > (grid.low + grid.high) / 2
+    yield "saturated", torch.where(is_above, actual == grid.high, actual == grid.low)
+    yield "wrapped around", (actual == grid.low) | (actual == grid.high)
     yield "wrong", torch.ones_like(actual, dtype=torch.bool)
 
 

@@ -43,6 +43,9 @@ class Source(Protocol):
     def find(self, work: str) -> tuple[Bundle, Path]:
         """Return the bundle that has the piece of work, and the folder of the outputs."""
 
+    def format_script(self, work: str, case: str, heading: str) -> str:
+        """Return a script that has the device run a case again; "" if the suite does not know how."""
+
 
 class HandedInError(RemoteError):
     """What was handed in for a case is not what was asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def write_command(
     plan = {"answers": str(board.answers), "faults": faults, "log": str(folder / "log")}
     plan |= {} if running is None else {"running": str(running)}
     (folder / "plan.json").write_text(json.dumps(plan))
-    program = Path(__file__).with_name("board.py")
+    program = shutil.copy(Path(__file__).with_name("board.py"), folder)  # rows name no file of the checkout by its path
     words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
     known = {
         "name": "a_board",
@@ -133,6 +134,13 @@ def test_each_fault_is_the_verdict_of_its_case(board: Board, tmp_path: Path) -> 
     for claim, (fault, verdict, words) in WRONG.items():
         found, reason = judged[claim]
         assert (found, words in reason) == (verdict, True), (fault, found, reason)
+    # the script of each runs the command on its case alone
+    for row in read_results(tmp_path / "report" / "results.jsonl").claims:
+        if row.claim in (CLAIMS[5], CLAIMS[7]):
+            done = run_python(str(tmp_path / "report" / row.script_path), cwd=tmp_path, timeout=60)
+            status = {CLAIMS[5]: 0, CLAIMS[7]: 3}[row.claim]
+            assert (done.returncode, f"the command ended with status {status};" in done.stdout) == (1, True), done
+            assert sorted((tmp_path / "log").iterdir())[-1].read_text() == board.cases[row.claim][0]
 
 
 HARM = {
