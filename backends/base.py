@@ -24,11 +24,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from fx_quant_conformance.refimpl import BackendConfig
 
+Flow = Literal["ptq", "qat"]
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
 """Names of the ways to quantize a weight, for ``Capabilities.weight_schemes``."""
 
@@ -79,12 +81,8 @@ def _is_number(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < float("inf")  # type: ignore[operator]
 
 
-def _are_schemes(value: object) -> bool:
-    return (
-        isinstance(value, tuple)
-        and bool(value)
-        and all(isinstance(each, str) and each in WEIGHT_SCHEMES for each in value)
-    )
+def _are_some_of(known: Sequence[str], value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) and each in known for each in value)
 
 
 def _is_nested(value: object) -> bool:
@@ -95,7 +93,14 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "int": (lambda value: _is_number(value, int), "a whole number, 0 or more"),
     "float": (lambda value: _is_number(value, int, float), "a number, 0 or more"),
-    "tuple[str, ...]": (_are_schemes, f"a tuple of one or more of {', '.join(WEIGHT_SCHEMES)}"),
+    "tuple[str, ...]": (
+        partial(_are_some_of, WEIGHT_SCHEMES),
+        f"a tuple of one or more of {', '.join(WEIGHT_SCHEMES)}",
+    ),
+    "tuple[Flow, ...]": (
+        partial(_are_some_of, get_args(Flow)),
+        f"a tuple of one or more of {', '.join(get_args(Flow))}",
+    ),
     "Requantize": (lambda value: isinstance(value, Requantize), "a fx_quant_conformance.Requantize"),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
@@ -179,6 +184,10 @@ class Capabilities:
 
     weight_schemes: tuple[str, ...] = ("per_tensor_symmetric",)
     """Supported weight schemes; each is certified separately."""
+
+    flows: tuple[Flow, ...] = ("ptq", "qat")
+    """The flows in which the config's entries are claimed: without "qat", of none for a backend, or a Quantizer, that
+    takes no models quantized in training."""
 
     int32_bias: bool = False
     """Whether the bias is held as int32 of scale ``s_x * s_w``, which rounds it once more. (NUM-04)"""

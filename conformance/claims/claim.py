@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.base import Capabilities, Flow
 from fx_quant_conformance.conformance.claims.kinds import Kind, kind_of
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from fx_quant_conformance.conformance.machine.release import PACKAGE
@@ -37,7 +37,6 @@ from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 NO_WEIGHT = "no_weight"
 FLOAT16 = "float16"
 FLOAT_QPARAMS = "per_channel_affine_float_qparams"
-Flow = Literal["ptq", "qat"]
 """Post-training quantization, or quantization-aware training."""
 
 
@@ -158,7 +157,7 @@ def dtype_config_text(dtypes: DTypeConfig, *, constraints: bool = True) -> str:
 
 
 def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple[Claim, ...]:
-    """List every claim of the config, in the config's order.
+    """List every claim of the config, in the config's order, in the flows that the backend has.
 
     Entries (or dtype configs of one entry) with one name are numbered ``#2``, ``#3``, so that no claim is lost.
     """
@@ -174,7 +173,8 @@ def enumerate_claims(config: BackendConfig, capabilities: Capabilities) -> tuple
             repeat = _number_repeat(name, dtype_names)
             name += repeat
             schemes = _schemes_of(entry, dtypes, capabilities)
-            for flow, scheme in itertools.product(_flows_of(entry, dtypes, qat_modules), schemes):
+            flows = [flow for flow in _flows_of(entry, dtypes, qat_modules) if flow in capabilities.flows]
+            for flow, scheme in itertools.product(flows, schemes):
                 claim_id = f"{pattern}/{name}/{flow}/{scheme}"
                 claims.append(
                     Claim(

@@ -144,8 +144,8 @@ def _describe_capabilities(capabilities: Capabilities) -> dict[str, Any]:
         for op, arguments in capabilities.limits.items()
     }
     requantize = asdict(capabilities.requantize) | {"rounding": capabilities.requantize.rounding.value}
-    schemes = list(capabilities.weight_schemes)
-    return {**plain, "weight_schemes": schemes, "limits": limits, "requantize": requantize}
+    tuples = {name: list(getattr(capabilities, name)) for name in ("weight_schemes", "flows")}
+    return {**plain, **tuples, "limits": limits, "requantize": requantize}
 
 
 def _describe_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
@@ -210,7 +210,8 @@ def _read_description(data: Mapping[str, Any]) -> Description:
         for op, arguments in spelled.pop("limits").items()
     }
     requantize = Requantize(**{**spelled["requantize"], "rounding": RoundingMode(spelled["requantize"]["rounding"])})
-    changed = {"weight_schemes": tuple(spelled["weight_schemes"]), "limits": limits, "requantize": requantize}
+    tuples = {name: tuple(spelled[name]) for name in ("weight_schemes", "flows")}
+    changed = {**tuples, "limits": limits, "requantize": requantize}
     capabilities = Capabilities(**{**spelled, **changed})
     config = config_from_data(data["config"])
     registered = frozenset(map(str, data["registered"]))

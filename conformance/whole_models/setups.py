@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim, Flow
+from fx_quant_conformance.backends.base import Capabilities, Flow
+from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
 from fx_quant_conformance.conformance.claims.kinds import Kind
 from fx_quant_conformance.conformance.claims.qconfigs import format_misfit, qconfig_for
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping
@@ -65,7 +65,8 @@ EXTENTS = {
 
 def setups_of(claims: Iterable[Claim], capabilities: Capabilities, extent: Extent) -> list[ModelSetup]:
     """List the ways to quantize a whole model, up to an extent."""
-    ways = itertools.product(extent.flows, activation_dtypes_of(claims), capabilities.weight_schemes[-extent.schemes :])
+    flows = [flow for flow in extent.flows if flow in capabilities.flows]
+    ways = itertools.product(flows, activation_dtypes_of(claims), capabilities.weight_schemes[-extent.schemes :])
     return [ModelSetup(flow=flow, activation=activation, scheme=scheme) for flow, activation, scheme in ways]
 
 

@@ -22,6 +22,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         (torch.ones(2),),
         None,
     ),
+    "flows": ("ptq", ["ptq"], ("pt2e",), (), ([],), (torch.ones(2),), None),
     "bool": (1, 0, "no", None, torch.tensor(True)),
     "int": ("many", 1.0, True, -1, None, torch.ones(2, 2)),
     "float": ("small", True, -0.5, float("nan"), float("inf"), None, torch.ones(2, 2)),

@@ -28,6 +28,7 @@ from fx_quant_conformance.conformance.claims.claim import (
     enumerate_claims,
     has_weight,
 )
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, setups_of
 from fx_quant_conformance.refimpl import (
     BackendConfig,
     BackendPatternConfig,
@@ -163,6 +164,17 @@ def test_flows_by_qat_module() -> None:
     claims = claims_of(linear, trained, relu, conv)
     flows = {claim.entry.pattern: {c.flow for c in claims if c.entry is claim.entry} for claim in claims}
     assert flows == {nn.Linear: {"ptq", "qat"}, nnqat.Linear: {"qat"}, nn.ReLU: {"ptq", "qat"}, F.conv2d: {"ptq"}}
+
+
+def test_a_backend_that_takes_no_trained_models_is_asked_for_none() -> None:
+    """Its claims of training could not hold, and nothing said so."""
+    linear = BackendPatternConfig(nn.Linear).add_dtype_config(U8_S8).set_qat_module(nnqat.Linear)
+    trained = BackendPatternConfig(nnqat.Linear).add_dtype_config(U8_S8)
+    config = BackendConfig("c").set_backend_pattern_configs([linear, trained])
+    claims = enumerate_claims(config, Capabilities(flows=("ptq",)))
+    assert [(claim.pattern, claim.flow) for claim in claims] == [("nn.Linear", "ptq")]
+    setups = setups_of(claims, Capabilities(flows=("ptq",)), EXTENTS["full"])
+    assert [setup.flow for setup in setups] == ["ptq"]
 
 
 @pytest.mark.rule("CVT-04")

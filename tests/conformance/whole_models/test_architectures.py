@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from fx_quant_conformance.backends.base import Flow
 from fx_quant_conformance.backends.torch_engines.qnnpack import QnnpackBackend
 from fx_quant_conformance.backends.torch_engines.tables import NativeName, native_config
-from fx_quant_conformance.conformance.claims.claim import Flow, enumerate_claims
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.meaning import tensors_of
 from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
