@@ -40,6 +40,8 @@ class Comparison:
     """The largest slack."""
     excess: float = -0.5
     """The most by which a bound is passed."""
+    worst: tuple[float, float] = (0.0, 0.0)
+    """|q - v| and the slack of that element."""
     is_within_one: bool = True
     """Every element is within one step and the slack."""
     is_function: bool = False
@@ -57,8 +59,11 @@ class Comparison:
 
     @property
     def bound(self) -> str:
-        """What a right result may be off by, whole: half a step and the slack, or the slack alone."""
-        return f"{self.allowed}{self.slack_lsb:.3g}"
+        """What a right result may be off by, whole: half a step and the slack, or the slack alone.
+
+        Where a bound is passed, that of the element which passes it by the most; else the widest.
+        """
+        return f"{self.allowed}{self.worst[1] if self.excess > 0 else self.slack_lsb:.3g}"
 
 
 def compare_all(
@@ -110,6 +115,7 @@ def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> C
         max_lsb=_largest_of(distance),
         slack_lsb=_largest_of(allowed),
         excess=most,
+        worst=_find_worst(excess, distance, allowed),
         is_within_one=is_within_one,
         is_function=exact.is_function,
         allowed=format_allowed(exact),
@@ -129,11 +135,20 @@ def _measure_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrid
         max_lsb=_largest_of(distance),
         slack_lsb=_largest_of(allowed),
         excess=_largest_of(excess, default=-0.5),
+        worst=_find_worst(excess, distance, allowed),
         is_within_one=False,
         allowed="",
         sample=Sample(distance=distance, exact=exact.real / exact.step, is_float_output=True),
         evidence=_show_worst(exact, grids, exact.real, output.double(), excess),
     )
+
+
+def _find_worst(excess: Tensor, distance: Tensor, slack: Tensor) -> tuple[float, float]:
+    """Return distance and slack of the element that passes its bound by the most."""
+    if not excess.numel():
+        return 0.0, 0.0
+    flat = int(excess.argmax())
+    return float(distance.flatten()[flat]), float(slack.flatten()[flat])
 
 
 def _measure_between(exact: Exact, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,7 +203,7 @@ def find_distance_fault(comparison: Comparison, moves_only: bool) -> Iterator[Fa
     """Find that an output passes its bound: within one step it is QUALITY, of a function that is approximated."""
     if comparison.excess <= 0:
         return
-    text = f"{comparison.where}: distance {comparison.max_lsb:.6g} LSB, allowed {comparison.bound}"
+    text = f"{comparison.where}: distance {comparison.worst[0]:.6g} LSB, allowed {comparison.bound}"
     is_approximation = comparison.is_within_one and comparison.is_function and not moves_only  # rule: NUM-03
     yield Fault(
         rule=comparison.rule,

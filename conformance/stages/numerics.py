@@ -102,7 +102,7 @@ def add_numbers(check: Check, comparisons: Sequence[Comparison]) -> Check:
         message="; ".join(filter(None, (check.message, _format_rounding(comparisons, check.verdict)))),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
-        allowed=_find_widest(comparisons),
+        allowed=_format_bound(comparisons),
         statistics=summarize(each.sample for each in comparisons if each.sample is not None),
     )
 
@@ -114,10 +114,10 @@ def _format_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str
     return format_resemblance(known) if verdict is Verdict.REFUTED and len(known) == len(wrong) else ""
 
 
-def _find_widest(comparisons: Sequence[Comparison]) -> str:
-    """Return the widest bound of several comparisons; "" if none has one."""
+def _format_bound(comparisons: Sequence[Comparison]) -> str:
+    """Return the bound that is passed by the most, else the widest, of several comparisons; "" if none has one."""
     measured = [each for each in comparisons if math.isfinite(each.slack_lsb) and math.isfinite(each.excess)]
-    return max(measured, key=lambda each: each.slack_lsb).bound if measured else ""
+    return max(measured, key=lambda each: (max(each.excess, 0.0), each.slack_lsb)).bound if measured else ""
 
 
 def _largest_finite(values: Iterable[float]) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from fx_quant_conformance.backends.base import Backend, QuantizerRequest, Representation
+from fx_quant_conformance.backends.base import Backend, Capabilities, QuantizerRequest, Representation
 from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, QConfig, QConfigMapping, qint8
 from toy_npu.backend import toy_npu_config
 
@@ -23,6 +23,10 @@ class OnPrograms(Backend):
 
     def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Any:
         return torch.no_grad()(program.module())  # your compiler's call
+
+    def capabilities(self) -> Capabilities:
+        """Sums of floats, as torch makes them: not so where your compiler makes sums of integers."""
+        return Capabilities(float_accumulation=True)
 
 
 class OnQuantizedPrograms(OnPrograms):
