@@ -217,6 +217,10 @@ class Capabilities:
     dynamic_batch: bool = True
     """Whether batches of another size than that of the example inputs are supported."""
 
+    fold_weights: bool = True
+    """Whether an exported program holds weights as integers, or as floats that it quantizes, as some converters want
+    them."""
+
     tie_steps: int = 0
     """Number of steps by which a result may differ with its place in memory (layout, batch, thread): 1 if the body and
     the tail of a vector loop round exact ties differently, or sum floats in another order. If it is not 0, two

@@ -21,14 +21,19 @@ def lower_reference(
 ) -> Callable[..., Any]:
     """Return what the backend's ``lower`` makes of a decomposed reference model, brought to the backend's form.
 
-    A backend of the form EXPORTED gets the model's program, its batch dynamic if its Capabilities say so. Raises
+    A backend of the form EXPORTED gets the model's program, its batch and its weights as its Capabilities say. Raises
     UnsupportedPattern for a model that has no program, as `in_form` does, and what ``lower`` raises.
     """
     if backend.representation is not Representation.EXPORTED:
         return backend.lower(in_form(backend.representation, reference_model), example_inputs)
-    is_dynamic = backend.capabilities().dynamic_batch
+    declared = backend.capabilities()
     try:
-        program = export_reference(reference_model, example_inputs, dynamic_batch=is_dynamic)
+        program = export_reference(
+            reference_model,
+            example_inputs,
+            dynamic_batch=declared.dynamic_batch,
+            fold_weights=declared.fold_weights,
+        )
     except ModelError as error:
         raise UnsupportedPattern(f"it takes exported programs, and {error}") from error
     return backend.lower(program, example_inputs)

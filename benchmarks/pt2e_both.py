@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from fx_quant_conformance import refimpl
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.stages.calibration import forget_ranges
-from fx_quant_conformance.refimpl.exported.exported import Unnamed, fold_weights, open_module
+from fx_quant_conformance.refimpl.exported.exported import Unnamed, hold_weights, open_module
 from fx_quant_conformance.refimpl.exported.pt2e import BackendConfigQuantizer
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 
@@ -104,7 +104,7 @@ def find_difference(both: Both, batches: Sequence[Batch]) -> str:
             ]
             if not all(_same(left, right) for left, right in zip(*pairs, strict=True)):
                 return "the outputs differ"
-    mine, theirs = list_quantized(fold_weights(both.reference)), list_quantized(both.converted)
+    mine, theirs = list_quantized(hold_weights(both.reference)), list_quantized(both.converted)
     return "" if mine == theirs else f"only in FX: {mine - theirs}; only in PT2E: {theirs - mine}"
 
 

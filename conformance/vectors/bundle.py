@@ -118,7 +118,8 @@ class BundleWriter:
 
 
 def _export(name: str, case: RecordedCase, example: tuple[Any, ...]) -> bytes:
-    return EXPORTED[name](export_reference(case.model, example, dynamic_batch=case.dynamic_batch))
+    how = {"dynamic_batch": case.dynamic_batch, "fold_weights": case.fold_weights}
+    return EXPORTED[name](export_reference(case.model, example, **how))
 
 
 def _describe_outputs(case: RecordedCase) -> list[Data]:

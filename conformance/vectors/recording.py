@@ -41,6 +41,8 @@ class RecordedCase:
     """The form in which ``lower`` takes the model."""
     dynamic_batch: bool
     """Whether a program of it takes any number of rows."""
+    fold_weights: bool
+    """Whether a program of it holds weights as integers."""
     examples: dict[tuple[Extent, ...], tuple[Any, ...]] = field(default_factory=dict)
     """Inputs with which it was lowered, by the shapes that a program exported with them takes."""
     runs: RunsData
@@ -80,6 +82,7 @@ class RecordingBackend(RemoteBackend):
                 model=reference_model,
                 form=self.representation,
                 dynamic_batch=self.capabilities().dynamic_batch,
+                fold_weights=self.capabilities().fold_weights,
                 runs=RunsData(grids=placeholder_grids(reference_model)),
             )
         extents = extents_of(example_inputs, dynamic_batch=case.dynamic_batch)

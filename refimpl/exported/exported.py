@@ -39,7 +39,11 @@ _MOST_TEXT = 120
 
 
 def export_reference(
-    reference_model: GraphModule, example_inputs: tuple[Any, ...], *, dynamic_batch: bool = True
+    reference_model: GraphModule,
+    example_inputs: tuple[Any, ...],
+    *,
+    dynamic_batch: bool = True,
+    fold_weights: bool = True,
 ) -> ExportedProgram:
     """Export what `convert_to_reference_decomposed_fx` returns, in the form that PT2E gives. (CVT-02, CVT-07)
 
@@ -50,7 +54,9 @@ def export_reference(
     ``dequantize_per_tensor.default`` with numbers, or by ``dequantize_per_channel.default`` with a tensor of scales and
     one of zero points, as is a weight that has one channel. One dequantize serves all readers of a tensor, where PT2E
     may give each its own. A reference module whose class reads its weight by a method of its own keeps the calls that
-    this makes.
+    this makes. Without ``fold_weights`` the weights are floats that the program quantizes, by
+    ``quantize_per_tensor.default`` or ``quantize_per_channel.default``, and dequantizes, as PT2E's
+    ``convert_pt2e(…, fold_quantize=False)`` leaves them.
 
     Axis 0 of each input that has the most rows is dynamic, with ``dynamic_batch``; others are broadcast. Without it,
     all shapes are those of the examples. Inputs are exported contiguous, whatever the layout of the examples. In the
@@ -63,7 +69,7 @@ def export_reference(
     """
     _check_form(reference_model)
     try:
-        model = _make_modules(fold_weights(reference_model)).eval()
+        model = _make_modules(hold_weights(reference_model, as_integers=fold_weights)).eval()
         return export_open(model, example_inputs, dynamic_batch=dynamic_batch)
     except Exception as error:
         said = shorten(str(error).strip().partition("\n")[0], _MOST_TEXT * 4)
@@ -108,16 +114,16 @@ def find_batch_axes(inputs: Sequence[Any]) -> list[bool]:
     return [size > 0 and size == max(sizes) for size in sizes]
 
 
-def fold_weights(reference_model: GraphModule) -> GraphModule:
-    """Return a copy of a decomposed reference model that holds its weights as integers. (CVT-02, CVT-07)
+def hold_weights(reference_model: GraphModule, *, as_integers: bool = True) -> GraphModule:
+    """Return a copy of a decomposed reference model that holds its weights as integers, or as floats. (CVT-02, CVT-07)
 
-    They are dequantized when it runs, to the same float32 as before.
+    They are dequantized when it runs, to the same float32 as before, and as floats quantized before that.
     """
     model = copy.deepcopy(reference_model)
     for module in model.modules():
-        _hold_integers(module)
+        _read_by_numbers(module, as_integers)
     for node in model.graph.nodes:
-        if is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
+        if as_integers and is_quantize(node) and all(operand.op == "get_attr" for operand in node.all_input_nodes):
             _hold_result(model, node)
     model.graph.eliminate_dead_code(lambda node: node.is_impure() or is_effect(node))
     model.recompile()
@@ -189,10 +195,10 @@ def _name_ops(model: GraphModule) -> str:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _hold_integers(module: Any) -> None:
-    """Replace the weights that a module reads as torch's reference modules do by integers that it then dequantizes."""
+def _read_by_numbers(module: Any, as_integers: bool) -> None:
+    """Have a module read the weights, which it reads as torch's reference modules do, with their qparams as numbers."""
     names = [key.removesuffix("_qscheme") for key in vars(module) if key.endswith("_qscheme")]
-    readers = {name: _replace(module, name) for name in names if _is_foldable(module, name)}
+    readers = {name: _make_reader(module, name, as_integers) for name in names if _is_foldable(module, name)}
     vars(module).update({f"get_{name}": read for name, read in readers.items()})
     if readers and hasattr(module, "get_flat_weights"):
         module.get_flat_weights = partial(_read_all, module, readers)
@@ -204,32 +210,33 @@ def _is_foldable(module: Any, name: str) -> bool:
     return getattr(module, f"{name}_dtype") in PLAIN_DTYPE and is_torchs(read)
 
 
-def _replace(module: Any, name: str) -> Callable[[], Tensor]:
-    """Replace one weight of a module by its integers; return what dequantizes them."""
+def _make_reader(module: Any, name: str, as_integers: bool) -> Callable[[], Tensor]:
+    """Return what reads one weight of a module: by its integers, or by its floats where these give the same ones."""
     integers = read_integers(module, name)
-    delattr(module, name)
-    module.register_buffer(f"{name}_integers", integers)
     dtype, scale = getattr(module, f"{name}_dtype"), getattr(module, f"{name}_scale")
     bounds = (getattr(module, f"{name}_quant_min", None), getattr(module, f"{name}_quant_max", None))
     rest = (*(dtype_range(dtype) if None in bounds else bounds), PLAIN_DTYPE[dtype])
-    axis = getattr(module, f"{name}_axis_int")
+    axis, zero_point = getattr(module, f"{name}_axis_int"), getattr(module, f"{name}_zero_point")
+    quantize, dequantize = OPS.quantize_per_tensor, OPS.dequantize_per_tensor
+    qparams: tuple[Any, ...] = (scale.item(), int(zero_point.item()), *rest) if scale.numel() == 1 else ()
     if scale.dim() and len(scale) == integers.shape[axis]:
-        return partial(_dequantize_per_channel, module, name, (axis, *rest))
-    numbers = (scale.item(), int(getattr(module, f"{name}_zero_point").item()), *rest)
-    return partial(_dequantize_per_tensor, module, name, numbers)
+        quantize, dequantize = OPS.quantize_per_channel, OPS.dequantize_per_channel
+        qparams = (scale, zero_point, axis, *rest)
+    if as_integers or not torch.equal(quantize(getattr(module, name), *qparams), integers):
+        delattr(module, name)
+        module.register_buffer(f"{name}_integers", integers)
+    return partial(_read, module, name, quantize, dequantize, qparams)
 
 
 def _read_all(module: Any, readers: Mapping[str, Callable[[], Tensor]]) -> list[Tensor | None]:
     return [readers[each]() if each in readers else getattr(module, each, None) for each in module._flat_weights_names]
 
 
-def _dequantize_per_tensor(module: Any, name: str, numbers: tuple[Any, ...]) -> Tensor:
-    return OPS.dequantize_per_tensor(getattr(module, f"{name}_integers"), *numbers)  # type: ignore[no-any-return]
-
-
-def _dequantize_per_channel(module: Any, name: str, rest: tuple[Any, ...]) -> Tensor:
-    tensors = (getattr(module, f"{name}_{part}") for part in ("integers", "scale", "zero_point"))
-    return OPS.dequantize_per_channel(*tensors, *rest)  # type: ignore[no-any-return]
+def _read(module: Any, name: str, quantize: Any, dequantize: Any, qparams: tuple[Any, ...]) -> Tensor:
+    integers = getattr(module, f"{name}_integers", None)
+    if integers is None:
+        integers = quantize(getattr(module, name), *qparams)
+    return dequantize(integers, *qparams)  # type: ignore[no-any-return]
 
 
 def _hold_result(model: GraphModule, node: Node) -> None:

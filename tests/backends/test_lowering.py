@@ -1,4 +1,4 @@
-"""A backend that takes programs is given one, its batch dynamic if it says so."""
+"""A backend that takes programs is given one, its batch dynamic and its weights folded if it says so."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Takes(Backend):
     name = "takes"
     representation = Representation.EXPORTED
 
-    def __init__(self, *, dynamic_batch: bool) -> None:
+    def __init__(self, **declared: bool) -> None:
         self.given: Any = None
-        self._dynamic_batch = dynamic_batch
+        self._declared = declared
 
     def backend_config(self) -> BackendConfig:
         return BackendConfig("takes")
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(dynamic_batch=self._dynamic_batch)
+        return Capabilities(**self._declared)  # type: ignore[arg-type]
 
     def lower(self, reference_model: Any, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
         self.given = reference_model
@@ -47,3 +47,13 @@ def test_the_batch_is_dynamic_where_the_backend_takes_one(is_dynamic: bool) -> N
     values = [node.meta["val"] for node in backend.given.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     symbolic = [size for value in values for size in value.shape if isinstance(size, torch.SymInt)]
     assert values and bool(symbolic) is is_dynamic
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_folded", [True, False], ids=["integers", "floats"])
+def test_weights_are_held_as_the_backend_takes_them(is_folded: bool) -> None:
+    x, backend = image(2, 3, 4, 4), Takes(fold_weights=is_folded)
+    reference = reference_of(nn.Conv2d(3, 4, 2), x)
+    assert torch.equal(lower_reference(backend, reference, (x,))(x), reference(x))
+    dtypes = {value.dtype for value in backend.given.state_dict.values() if value.dim() == 4}
+    assert (torch.int8 in dtypes) is is_folded

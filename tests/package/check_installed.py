@@ -59,7 +59,8 @@ def main(folder: Path) -> None:
     (wheel,) = (file for file in files if file.suffix == ".whl")
     programs = make_environment(folder / "environment")
     install = (programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
-    run(*install, "pytest", "pytest-xdist", "pytest-timeout", "hypothesis")
+    # what the suite needs and pytest names in its header: black brings platformdirs, which is a plugin too
+    run(*install, "pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "black")
     before = run_other_project(programs, folder / "other")
     run(*install, f"{wheel}[digits]")
     empty = folder / "empty"

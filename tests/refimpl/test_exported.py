@@ -96,6 +96,19 @@ def test_weights_are_integers_and_qparams_of_one_element_are_numbers(weight: str
     assert len(held) == 3 and {value.dtype for value in held.values()} == {torch.int8}
 
 
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_weights_stay_floats_where_a_converter_wants_them(weight: str) -> None:
+    reference = reference_of(Net(), rows(2), weight=WEIGHTS[weight])
+    program = export_reference(reference, (rows(2),), fold_weights=False)
+    assert {value.dtype for name, value in program.state_dict.items() if name.endswith("weight")} == {torch.float32}
+    assert not [name for name in program.state_dict if name.endswith("integers")]
+    of_parameters = [node for node in program.graph.nodes if "quantize_per" in str(node.target)]
+    scheme = "channel" if weight == "per channel" else "tensor"
+    names = [str(node.target) for node in of_parameters if str(node.args[0]).startswith("p_")]
+    assert names == [f"quantized_decomposed.quantize_per_{scheme}.default"] * 4  # conv twice
+    assert all(map(torch.equal, tree_leaves(program.module()(rows(2)))[:2], tree_leaves(reference(rows(2)))[:2]))
+
+
 def test_qparams_chosen_at_run_time_are_tensors() -> None:
     reference = reference_of(nn.Sequential(nn.Linear(4, 3)), rows(2, 4), activation=DYNAMIC, weight=PER_TENSOR)
     targets = [node.target for node in export_reference(reference, (rows(2, 4),)).graph.nodes if node.args]
@@ -109,18 +122,19 @@ def test_qparams_chosen_at_run_time_are_tensors() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("folds", [True, False], ids=["folded", "not folded"])
 @pytest.mark.parametrize("kind", ["x86", "xnnpack", "xnnpack dynamic"])
-def test_it_is_what_pt2e_gives(kind: str) -> None:
+def test_it_is_what_pt2e_gives(kind: str, folds: bool) -> None:
     """For the same model, the same calls with arguments of the same kinds, but for their order."""
     require_torchao()
     pt2e = import_module("torchao.quantization.pt2e.quantize_pt2e")
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (rows(2, 4),)
     prepared = pt2e.prepare_pt2e(torch.export.export(model, x).module(), quantizer_of(kind))
     prepared(*x)
-    theirs = torch.export.export(pt2e.convert_pt2e(prepared), x)
+    theirs = torch.export.export(pt2e.convert_pt2e(prepared, fold_quantize=folds), x)
     activation = DYNAMIC if kind.endswith("dynamic") else ACTIVATION
     weight = PER_CHANNEL if kind == "x86" else PER_TENSOR
-    ours = export_reference(reference_of(model, *x, weight=weight, activation=activation), x)
+    ours = export_reference(reference_of(model, *x, weight=weight, activation=activation), x, fold_weights=folds)
     assert set(spelled(theirs)) <= set(spelled(ours)) and len(set(spelled(theirs))) >= 4
 
 

@@ -21,7 +21,7 @@ from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.exporting import owner_of
 from fx_quant_conformance.backends.lowering import lower_reference
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping, export_reference
-from fx_quant_conformance.refimpl.exported.exported import fold_weights
+from fx_quant_conformance.refimpl.exported.exported import hold_weights
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
 from tests.runtimes.references import Flat, image, reference_of
@@ -64,7 +64,7 @@ def test_weights_are_folded_to_the_integers_of_the_reference_model(make: Callabl
     x = image(4, 6)
     reference = reference_of(make(), x, mapping=static(weight))
     before = [node.name for node in reference.graph.nodes]
-    model = fold_weights(reference)
+    model = hold_weights(reference)
     integers = [value for name, value in model.named_buffers() if name.endswith("integers")]
     assert [each.dtype for each in integers] == [torch.int8] and int(integers[0].long().abs().max()) >= 127
     assert torch.equal(model(x), reference(x)), "they mean what the float weight meant"
