@@ -76,6 +76,17 @@ def test_a_run_that_stopped_says_how_far_it_came(runs: Any) -> None:
     assert "3 claims of 4 were never reached" in Page(render_html(results)).text
 
 
+def test_all_that_lets_a_run_pass_and_all_that_is_wrong_is_counted(runs: Any, made: Any) -> None:
+    results = run_of(runs, made, "VERIFIED refuted")
+    assert results.footer is not None
+    waived = ModelResult(model="model/net", verdict=Verdict.REFUTED, waived=True)
+    both = replace(results, models=(waived,))
+    assert format_decision(both).startswith("PASS with 2 waivers")
+    for count, text in ((1, "a"), (2, "a (and 1 further problem)"), (3, "a (and 2 further problems)")):
+        wrong = replace(results, footer=replace(results.footer, outcome=Outcome.FAIL), problems=tuple("abc"[:count]))
+        assert format_decision(wrong).startswith(f"FAIL because {text}; ")
+
+
 def test_a_run_that_was_told_to_leave_out_says_so(runs: Any, made: Any) -> None:
     """It said that it had stopped."""
     results = run_of(runs, made, "VERIFIED", claims=4)

@@ -20,6 +20,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.recurrent import sigmoid, step_gru, tanh
 from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from tests.conformance.support.by_hand import (
     SX,
@@ -260,6 +261,36 @@ def test_errors_of_the_operands_of_addmm_add_up(factors: dict[str, int], beta: i
     found = OP_RULES[torch.addmm].bound(call)["upstream"]
     products = real["a"].abs() @ error["b"] + error["a"] @ (real["b"].abs() + error["b"])
     assert torch.allclose(found, beta * error["c"] + alpha * products, rtol=1e-12, atol=0)
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_roundings_of_addmm_by_hand() -> None:
+    """−2·3 + 3·(1·4 + 2·(−1)) = 0: its terms are 6 and 3·(4 + 2) = 18, of which a float sum of two products loses γ₆."""
+    operands = tuple(Value(real=torch.tensor(each).double()) for each in ([[3.0]], [[1.0, 2.0]], [[4.0], [-1.0]]))
+    for float_accumulation, cause, factor in ((True, "accumulation", gamma(2 + 4)), (False, "rescale", 2 * U)):
+        capabilities = Capabilities(float_accumulation=float_accumulation)
+        call = OpCall(function=torch.addmm, args=operands, kwargs={"beta": -2, "alpha": 3}, capabilities=capabilities)
+        call = replace(call, result=call.evaluate(lambda value: value.real))
+        assert call.result.item() == 0.0
+        assert OP_RULES[torch.addmm].bound(call)[cause].item() == pytest.approx(
+            float(factor * (6 + 18)), rel=1e-12, abs=0
+        )
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_step_of_a_gru_is_off_by_four_roundings_of_its_terms() -> None:
+    """Gates of 0 give r = z = 1/2, off by ½·(½·γ₃) each; n = tanh(0 + ½·nₕ) with nₕ = 0 is 0; h' = h / 2.
+
+    With h = 8 the roundings are γ₄·(8 + 2·0), and z's error goes on by |h − n| = 8.
+    """
+    zeros = torch.zeros(1, 3, dtype=torch.float64)
+    h = Value(real=torch.full((1, 1), 8.0, dtype=torch.float64))
+    (found,) = step_gru(Value(real=zeros), Value(real=zeros), (h,))
+    z, n = sigmoid(Value(real=zeros[:, :1])), tanh(Value(real=zeros[:, :1]))
+    assert found.real.item() == 4.0
+    of_n = 0.5 * (n.error() + 0.5 * 0.0).item()
+    expected = float(gamma(4)) * (8 + 2 * n.error().item()) + z.error().item() * (8 + n.error().item()) + of_n
+    assert found.error().item() == pytest.approx(expected, rel=1e-6, abs=0)
 
 
 @pytest.mark.rule("NUM-05")
