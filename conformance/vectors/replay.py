@@ -28,6 +28,7 @@ from fx_quant_conformance.conformance.remote.client import RemoteBackend, Remote
 from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleError
 from fx_quant_conformance.conformance.vectors.files import format_json, unpack_arrays
+from fx_quant_conformance.conformance.vectors.formats import format_extents
 from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.vectors.outputs import NO_MODEL, HandedIn, Status
 from fx_quant_conformance.conformance.vectors.recording import name_case
@@ -160,13 +161,17 @@ _SHOWN = 40
 _LOST = {"crashed": Ending.DIED, "timeout": Ending.TIMEOUT}
 
 
-def raise_unless_done(name: str, status: Status) -> None:
-    """Raise what a backend in Python would have raised, or the loss of its process."""
+def raise_unless_done(name: str, status: Status, shapes: Sequence[str] = ()) -> None:
+    """Raise what a backend in Python would have raised, or the loss of its process.
+
+    ``shapes``: those of a whole case, with any of which the process may have been lost.
+    """
     reason = status.reason or f"the device says {status.status!r} of case {name}, and gave no reason"
     if status.status == "refused":
         raise UnsupportedPattern(reason)
     if status.status in _LOST:
-        raise LostProcess(_LOST[status.status], reason, text=status.text, is_alone=True)
+        where = f" (with one of the shapes {', '.join(shapes)}, which are one case)" if shapes[1:] else ""
+        raise LostProcess(_LOST[status.status], f"{reason}{where}", text=status.text, is_alone=True)
     if status.status == "raised":
         kind: type[RemoteError] = type(status.kind or "HandedInError", (RemoteError,), {})
         error = kind(reason)
@@ -212,7 +217,8 @@ class ReplayedCase:
         except FileFault as error:
             raise HandedInError(f"case {self.name}: {error}") from error
         self.raise_without_model(status, run)
-        raise_unless_done(self.name, status)
+        programs = self.case["programs"] if run is None else []
+        raise_unless_done(self.name, status, [format_extents(program["inputs"]) for program in programs])
 
     def raise_without_model(self, status: Status, run: int | None = None) -> None:
         """Raise NoAnswer where a device has no model because torch exports none; HandedInError where it has one."""

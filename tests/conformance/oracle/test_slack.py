@@ -265,7 +265,7 @@ def test_errors_of_the_operands_of_addmm_add_up(factors: dict[str, int], beta: i
 
 @pytest.mark.rule("NUM-04")
 def test_the_roundings_of_addmm_by_hand() -> None:
-    """−2·3 + 3·(1·4 + 2·(−1)) = 0: its terms are 6 and 3·(4 + 2) = 18, of which a float sum of two products loses γ₆."""
+    """−2·3 + 3·(1·4 + 2·(−1)) = 0: its terms are 6 and 3·(4 + 2) = 18; a float sum of two products loses γ₆ of them."""
     operands = tuple(Value(real=torch.tensor(each).double()) for each in ([[3.0]], [[1.0, 2.0]], [[4.0], [-1.0]]))
     for float_accumulation, cause, factor in ((True, "accumulation", gamma(2 + 4)), (False, "rescale", 2 * U)):
         capabilities = Capabilities(float_accumulation=float_accumulation)

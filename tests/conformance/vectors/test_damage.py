@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fx_quant_conformance.conformance.machine.workplace import LostProcess
 from fx_quant_conformance.conformance.vectors.bundle import read_bundle
 from fx_quant_conformance.conformance.vectors.files import pack_arrays, remove, unpack_arrays
-from fx_quant_conformance.conformance.vectors.outputs import HandedIn
+from fx_quant_conformance.conformance.vectors.outputs import HandedIn, Status
+from fx_quant_conformance.conformance.vectors.replay import raise_unless_done
 from fx_quant_conformance.reports.reading import FileFault
 from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 from tests.conformance.vectors.bundles import ADD, answer_bundle, judge_bundle, write_bundle
@@ -303,3 +305,12 @@ def test_the_command_says_it_in_a_line(copied: Made) -> None:
     done = run_python(*command, cwd=copied.outputs.parent)
     assert done.returncode == 4 and "Traceback" not in done.stdout + done.stderr
     assert words in done.stderr
+
+
+def test_a_crash_of_a_case_of_several_shapes_is_not_blamed_on_the_first() -> None:
+    """An abort at 513 elements was reported of 65."""
+    crashed = Status(status="crashed", reason="SIGABRT")
+    with pytest.raises(LostProcess, match=r"^SIGABRT \(with one of the shapes nx65, nx513, which are one case\)$"):
+        raise_unless_done("a case", crashed, ["nx65", "nx513"])
+    with pytest.raises(LostProcess, match="^SIGABRT$"):
+        raise_unless_done("a case", crashed, ["nx65"])
