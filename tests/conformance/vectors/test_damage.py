@@ -312,5 +312,5 @@ def test_a_crash_of_a_case_of_several_shapes_is_not_blamed_on_the_first() -> Non
     crashed = Status(status="crashed", reason="SIGABRT")
     with pytest.raises(LostProcess, match=r"^SIGABRT \(with one of the shapes nx65, nx513, which are one case\)$"):
         raise_unless_done("a case", crashed, ["nx65", "nx513"])
-    with pytest.raises(LostProcess, match="^SIGABRT$"):
+    with pytest.raises(LostProcess, match=r"^SIGABRT$"):
         raise_unless_done("a case", crashed, ["nx65"])
