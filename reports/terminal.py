@@ -11,7 +11,7 @@ from tabulate import MIN_PADDING, tabulate
 
 from fx_quant_conformance.reports.digest import Listing, digest
 from fx_quant_conformance.reports.results import Results
-from fx_quant_conformance.reports.text import cut_end, cut_middle, join_lines
+from fx_quant_conformance.reports.text import cut_end, cut_middle, join_lines, shorten_rule
 
 _RIGHT = ("LSB", "dB", "claims", "covers")
 """Columns of numbers."""
@@ -56,4 +56,4 @@ def _draw(listing: Listing, width: int) -> str:
     ]
     align = ["right" if name in _RIGHT else "left" for name in columns]
     table = tabulate(fitted, headers=columns, tablefmt="simple", disable_numparse=True, colalign=align)
-    return f"{listing.title}{more}:\n{table}"
+    return f"{listing.title}{more}:\n{shorten_rule(table)}"

@@ -86,3 +86,12 @@ def cut_middle(text: str, width: int) -> str:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def shorten_rule(table: str) -> str:
+    """Cut the dashes below a table's heads, which are as long as the longest cell of its last column."""
+    head, rule, *rows = table.split("\n")
+    return "\n".join([head, re.sub(r"-+$", lambda found: found[0][:_LONGEST_RULE], rule), *rows])
+
+
+_LONGEST_RULE = 60

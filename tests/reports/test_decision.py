@@ -117,6 +117,12 @@ def test_the_largest_error_comes_first_of_one_verdict(runs: Any, made: Any) -> N
     ]
 
 
+def test_the_rule_below_a_tables_heads_is_not_as_wide_as_its_longest_cell(runs: Any) -> None:
+    results = runs.results([runs.claim("c0", verdict="REFUTED", reason="why " * 99)])
+    rules = [line for line in summary(results, "r.html").splitlines() if set(line) == {"-", " "}]
+    assert rules and max(len(rule.split()[-1]) for rule in rules) == 60
+
+
 @pytest.mark.parametrize("verdicts", ["VERIFIED refuted", "VERIFIED REFUTED"])
 def test_every_report_has_the_decision_and_a_pass_with_waivers_is_not_green(
     runs: Any, made: Any, verdicts: str
