@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -85,6 +86,12 @@ def _are_some_of(known: Sequence[str], value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) and each in known for each in value)
 
 
+def _are_requantizes(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(each, Requantize) for name, each in value.items()
+    )
+
+
 def _is_nested(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())
 
@@ -102,6 +109,10 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"a tuple of one or more of {', '.join(get_args(Flow))}",
     ),
     "Requantize": (lambda value: isinstance(value, Requantize), "a fx_quant_conformance.Requantize"),
+    "Mapping[str, Requantize]": (
+        _are_requantizes,
+        "a dict of globs of ops with a fx_quant_conformance.Requantize each",
+    ),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
 """By the annotation of a field: whether a value fits, and what to give."""
@@ -202,6 +213,11 @@ class Capabilities:
     requantize: Requantize = Requantize()
     """How results are rescaled and rounded to the output's grid. (NUM-03, NUM-04)"""
 
+    requantize_of: Mapping[str, Requantize] = field(default_factory=dict)
+    """Glob of names of ops, as patterns have them (``"nn.Conv*"``) → how their results are rescaled and rounded, in
+    place of ``requantize``; the first that fits counts. What only moves or clamps values is rounded as what made
+    them."""
+
     dynamic_states: bool = False
     """Whether hidden states of recurrent ops are quantized as their input is."""
 
@@ -233,6 +249,10 @@ class Capabilities:
 
     def __post_init__(self) -> None:
         _check_fields(self)
+
+    def requantize_for(self, op: str) -> Requantize:
+        """Return how the results of an op are rescaled and rounded, by its name."""
+        return next((each for glob, each in self.requantize_of.items() if fnmatchcase(op, glob)), self.requantize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

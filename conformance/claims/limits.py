@@ -6,13 +6,15 @@ other values were not tried.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import fnmatch
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 
 from fx_quant_conformance.backends.base import Taken
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.variants import Fixed, OpSamples
-from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl import BackendConfig
+from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves
 
 OWN_ARGUMENTS: Mapping[str, str] = {
     "shape": "sizes of the input, all axes; of several inputs, a tuple of these; of linear layers and convolutions "
@@ -74,6 +76,18 @@ def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
                     f"{where}[{name!r}]: found {taken!r}; give a tuple of the values that are taken, "
                     "or a function that tells whether one is"
                 )
+
+
+def check_requantize(globs: Iterable[str], config: BackendConfig) -> None:
+    """Raise LimitsError for a glob of ``Capabilities.requantize_of`` that no op has: it would be without effect."""
+    own = (leaf for entry in config.configs for leaf in leaves(entry.normal_pattern))
+    names = sorted({leaf_name(op) for op in (*OP_SAMPLES, *own)})
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise LimitsError(
+                f"Capabilities.requantize_of: {glob!r} fits no op that a pattern names; "
+                f"did you mean {_find_nearest(glob, names)!r}?"
+            )
 
 
 def list_arguments(samples: OpSamples) -> Iterator[str]:

@@ -41,6 +41,8 @@ class Accumulator:
     that it does not matter. None: it is not known, as of a mean over windows, whose divisor is in the multiplier."""
     ends: Tensor | None = None
     """Where an end of a clamp stands in its place; None: nowhere."""
+    requantize: Requantize | None = None
+    """How integers are made of it, by the op that made it; None: as the backend declares in general."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class Walk:
 
     def _choose_requantize(self, value: Value) -> Requantize:
         """Return how a value is quantized: as declared if it is made of integers alone, else in float32."""
-        return FLOAT32 if value.accumulator is None else self.capabilities.requantize
+        return FLOAT32 if value.accumulator is None else value.accumulator.requantize or self.capabilities.requantize
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,8 @@ class Walk:
             return function(*map_values(args, lambda value: value.real, Tensor.clone))
         if (rule := rule_of(target)) is not None:
             is_aten = isinstance(target, torch._ops.OpOverload)  # an op that no pattern names: float, as written
-            return self._call_op(rule, function, args, kwargs, is_left=node in self._left_in_float, sums_floats=is_aten)
+            is_left = node in self._left_in_float
+            return self._call_op(rule, function, args, kwargs, op=target, is_left=is_left, sums_floats=is_aten)
         name = target if isinstance(target, str) else leaf_name(target)
         raise NoOracleError(f"no rule in the oracle's table for {node.op} {name}")
 
@@ -246,17 +247,18 @@ class Walk:
             return MODULES[type(module)](self, module, args, kwargs)
         if (kind := find_reference_kind(module)) is not None:
             function, args = REFERENCE_MODULES[kind](module, self._read_weight(module), *args, **kwargs)
-            return self._call_op(_find_rule(function), function, args, {})
+            return self._call_op(_find_rule(function), function, args, {}, op=getattr(nn, kind.__name__, kind))
         if type(module) in FLOAT_MODULES:  # its products are summed in float32, whatever is done with integers
             weight = Value(real=module.weight.detach().double())
             function, args = FLOAT_MODULES[type(module)](module, weight, *args, **kwargs)
-            return self._call_op(_find_rule(function), function, args, {}, sums_floats=True)
+            return self._call_op(_find_rule(function), function, args, {}, op=type(module), sums_floats=True)
         if hasattr(module, "get_quantized_weight"):
             return self._evaluate_own_reference(module, args, kwargs)
         rule = rule_of(type(module))
         if rule is None:
             raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
-        return self._call_op(rule, rule.exact or self._copy_to_double(module), args, kwargs, is_left=is_left)
+        function = rule.exact or self._copy_to_double(module)
+        return self._call_op(rule, function, args, kwargs, op=type(module), is_left=is_left)
 
     def _evaluate_fused(self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The modules of a fused one, in turn; of one with a forward of its own, such as a sum, what that calls."""
@@ -303,7 +305,7 @@ class Walk:
         operands = open_dot_product(module, roots, lambda: self._read_weight(module), args, kwargs)
         if operands is not None:
             function, opened = operands
-            known = self._call_op(_find_rule(function), function, opened, {})
+            known = self._call_op(_find_rule(function), function, opened, {}, op=roots[0] if roots else type(module))
             args = map_values(args, lambda value: Value(real=value.real), Tensor.clone)  # their errors are in `known`
         elif rule is None:
             text = f"no rule in the oracle's table for module {type(module).__name__}"
@@ -350,12 +352,18 @@ class Walk:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
+        op: Any,
         is_left: bool = False,
         sums_floats: bool = False,
     ) -> Any:
-        """Call an op; one left in float is summed in float32 by any backend; integer products may come as floats."""
+        """Call an op; one left in float is summed in float32 by any backend; integer products may come as floats.
+
+        ``op``: what patterns call it.
+        """
         sums_floats = sums_floats or (is_left and rule.arithmetic != DOT_PRODUCT)
         capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
+        if capabilities.requantize_of:
+            capabilities = replace(capabilities, requantize=capabilities.requantize_for(leaf_name(op)))
         call = OpCall(function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities)
         result = call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double())
         call = replace(call, result=result)

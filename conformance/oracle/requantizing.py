@@ -20,7 +20,7 @@ is even or M ≥ 1, so that the first rounding does nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,17 +70,21 @@ class Target:
 
 
 def find_accumulator(rule: OpRule, call: OpCall, step: Tensor | None) -> Accumulator | None:
-    """Return the accumulator of an op's result; None: it is not made of integers alone. ``step``: the result's."""
-    values = call.values()
+    """Return the accumulator of an op's result; None: it is not made of integers alone. ``step``: the result's.
+
+    Integers are made of it as the op's Capabilities say, of what moves as of what has made the values.
+    """
+    values, requantize = call.values(), call.capabilities.requantize
     if rule.arithmetic == FUNCTION or not values or values[0].accumulator is None:
         return None
     if rule.arithmetic == DOT_PRODUCT:
-        return Accumulator(step=step)
+        return Accumulator(step=step, requantize=requantize)
     if any(value.accumulator is None for value in values):
         return None
     if rule.arithmetic == MOVES:
-        return _move(rule, call, values)
-    return Accumulator(step=None if rule.accumulator_step is None else rule.accumulator_step(call))
+        return replace(_move(rule, call, values), requantize=values[0].accumulator.requantize or requantize)
+    step = None if rule.accumulator_step is None else rule.accumulator_step(call)
+    return Accumulator(step=step, requantize=requantize)
 
 
 def _move(rule: OpRule, call: OpCall, values: list[Value]) -> Accumulator:

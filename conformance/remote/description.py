@@ -18,7 +18,7 @@ from fx_quant_conformance.backends.base import (
 )
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
-from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits
+from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits, check_requantize
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from fx_quant_conformance.conformance.claims.registry import describe_registered, registered_for
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
@@ -99,6 +99,9 @@ def describe(backend: Backend) -> dict[str, Any]:
     try:
         config = as_backend_config(raw)
         claims = enumerate_claims(config, capabilities)
+        check_requantize(capabilities.requantize_of, config)
+    except LimitsError as error:
+        raise DescriptionError(str(error)) from error
     except Exception as error:
         raise DescriptionError(f"what backend_config() returned cannot be read: {format_error(error)}") from error
     try:
@@ -143,9 +146,18 @@ def _describe_capabilities(capabilities: Capabilities) -> dict[str, Any]:
         str(op): {str(name): _describe_limit(str(op), str(name), taken) for name, taken in arguments.items()}
         for op, arguments in capabilities.limits.items()
     }
-    requantize = asdict(capabilities.requantize) | {"rounding": capabilities.requantize.rounding.value}
+    requantize = _describe_requantize(capabilities.requantize)
+    of = [[glob, _describe_requantize(each)] for glob, each in capabilities.requantize_of.items()]
     tuples = {name: list(getattr(capabilities, name)) for name in ("weight_schemes", "flows")}
-    return {**plain, **tuples, "limits": limits, "requantize": requantize}
+    return {**plain, **tuples, "limits": limits, "requantize": requantize, "requantize_of": of}
+
+
+def _describe_requantize(requantize: Requantize) -> dict[str, Any]:
+    return asdict(requantize) | {"rounding": requantize.rounding.value}
+
+
+def _read_requantize(data: Mapping[str, Any]) -> Requantize:
+    return Requantize(**{**data, "rounding": RoundingMode(data["rounding"])})
 
 
 def _describe_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
@@ -209,9 +221,10 @@ def _read_description(data: Mapping[str, Any]) -> Description:
         str(op): {str(name): _read_limit(str(op), str(name), taken) for name, taken in arguments.items()}
         for op, arguments in spelled.pop("limits").items()
     }
-    requantize = Requantize(**{**spelled["requantize"], "rounding": RoundingMode(spelled["requantize"]["rounding"])})
+    requantize = _read_requantize(spelled["requantize"])
+    of = {str(glob): _read_requantize(each) for glob, each in spelled["requantize_of"]}
     tuples = {name: tuple(spelled[name]) for name in ("weight_schemes", "flows")}
-    changed = {**tuples, "limits": limits, "requantize": requantize}
+    changed = {**tuples, "limits": limits, "requantize": requantize, "requantize_of": of}
     capabilities = Capabilities(**{**spelled, **changed})
     config = config_from_data(data["config"])
     registered = frozenset(map(str, data["registered"]))

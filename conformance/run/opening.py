@@ -213,7 +213,9 @@ def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
     """Return what is declared, apart from the limits, as text; defaults are left out."""
     pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
     default = Capabilities()
-    return {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
+    of = "; ".join(f"{glob}: {how}" for glob, how in capabilities.requantize_of.items())
+    texts = {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
+    return texts | ({"requantize_of": of} if of else {})
 
 
 def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> RemoteBackend:

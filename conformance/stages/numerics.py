@@ -76,6 +76,7 @@ def capabilities_for(bench: Bench, state: CaseState) -> Capabilities:
         dynamic_states=False,
         half_row_qparams=False,
         requantize=Requantize(),
+        requantize_of={},
     )
 
 

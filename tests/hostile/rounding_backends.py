@@ -18,6 +18,11 @@ FLOORS_AS_DECLARED = IntegerBackend(rounded(torch.floor), "floors_as_declared", 
 FLOORS_UNLIKE_DECLARED = IntegerBackend(rounded(torch.floor), "floors", **declares(mode=RoundingMode.HALF_EVEN))
 """Rounds down, and says that it rounds half to even."""
 
+FLOORS_AS_DECLARED_OF_LINEAR = IntegerBackend(
+    rounded(torch.floor), "floors_linear", requantize_of={"nn.Linear": declares(mode=RoundingMode.DOWN)["requantize"]}
+)
+"""Rounds down, and says so of linear layers alone."""
+
 
 def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
     result: Tensor = honest(module, *arguments, **keywords)

@@ -39,6 +39,16 @@ def test_a_floor_that_is_declared_is_verified_and_the_report_says_so(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.rule("NUM-03")
+def test_a_floor_that_is_declared_of_one_op_is_verified_there_alone(tmp_path: Path) -> None:
+    conv = LINEAR.replace("Linear", "Conv2d")
+    found = ran(tmp_path, "FLOORS_AS_DECLARED_OF_LINEAR", LINEAR, conv)
+    verdicts = {claim.pattern: claim.verdict for claim in found.results.claims}
+    assert verdicts == {"nn.Linear": Verdict.VERIFIED, "nn.Conv2d": Verdict.REFUTED}
+    assert found.results.header.capabilities["requantize_of"] == "nn.Linear: float32, down"
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize(("option", "status"), (("--strict", 1), ("--allow-quality", 0)))
 def test_a_function_within_a_step_passes_only_where_that_is_allowed(option: str, status: int, tmp_path: Path) -> None:
     found = ran(tmp_path, "ROUGH_SIGMOID", SIGMOID, option)

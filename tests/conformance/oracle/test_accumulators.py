@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,27 @@ def test_the_slack_of_a_declared_multiplier_is_that_of_its_bits() -> None:
     r = (found.integers - found.grid.zero_point).abs()
     assert set(found.slack_by_cause) == {"final"}
     assert torch.allclose(found.slack, r * (2.0**-9 + 2 * U), rtol=1e-12, atol=0)
+
+
+@pytest.mark.rule("NUM-03", "NUM-04")
+@pytest.mark.parametrize(
+    ("model", "name"),
+    (
+        (nn.Sequential(nn.Conv2d(3, 4, 3)), "nn.Conv2d"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), "nn.Conv*"),
+        (One(lambda x: F.avg_pool2d(x, 2)), "F.avg_pool2d"),
+        (One(lambda x: x.mean(-1)), ".mean"),
+        (One(lambda x: operator.add(x, x)), "operator.*"),
+    ),
+    ids=("conv", "conv and relu", "pool", "mean", "sum"),
+)
+def test_an_op_may_round_in_its_own_way(model: nn.Module, name: str) -> None:
+    down = Requantize(multiplier_bits=12, rounding=RoundingMode.DOWN)
+    found = exact(model, images(), requantize_of={name: down, "*": TWICE})
+    assert found.requantize == down
+    everywhere = exact(model, images(), requantize=down)
+    assert torch.equal(found.slack, everywhere.slack) and torch.equal(found.target.centre, everywhere.target.centre)
+    assert exact(model, images(), requantize_of={"nn.Linear": down}).requantize == Requantize()
 
 
 @pytest.mark.rule("NUM-04")

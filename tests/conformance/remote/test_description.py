@@ -169,7 +169,7 @@ class Shifting(Good):
 
     def capabilities(self) -> Capabilities:
         down = Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.DOWN)
-        return replace(super().capabilities(), requantize=down)
+        return replace(super().capabilities(), requantize=down, requantize_of={"nn.Linear": Requantize(), "*": down})
 
 
 class OwnObserver(MinMaxObserver):
@@ -201,6 +201,15 @@ def test_a_limit_without_effect_is_said_of_the_backend() -> None:
 
     with pytest.raises(DescriptionError, match=r"'Conv2d' is no op .* did you mean 'nn.Conv2d'"):
         describe(Limited())
+
+
+def test_a_rounding_of_no_op_is_said_of_the_backend() -> None:
+    class Rounding(Good):
+        def capabilities(self) -> Capabilities:
+            return Capabilities(requantize_of={"nn.Conv*": Requantize(), "Conv2d": Requantize()})
+
+    with pytest.raises(DescriptionError, match=r"requantize_of: 'Conv2d' fits no op .* did you mean 'nn.Conv2d'"):
+        describe(Rounding())
 
 
 def test_limits_are_the_values_that_the_suite_tries() -> None:
