@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from fx_quant_conformance.conformance.reproducers.python_text import compose
-from fx_quant_conformance.conformance.vectors.command import CommandSettings
+from fx_quant_conformance.conformance.vectors.command import CALL
 
 _BODY = """
 CASE = {case!r}
-COMMAND = {command!r}
-RUNS_IN, ENVIRONMENT, LIMIT = {folder!r}, {environment!r}, {timeout!r}
 CHUNK = pathlib.Path(__file__).resolve().parents[1] / {chunk!r}
+call = json.loads((CHUNK / {call!r}).read_text())
 
 with tempfile.TemporaryDirectory() as made:
     bundle, outputs = pathlib.Path(made, "device"), pathlib.Path(made, "outputs")
@@ -18,12 +17,12 @@ with tempfile.TemporaryDirectory() as made:
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["cases"] = [row for row in manifest["cases"] if row["case"] == CASE]
     (bundle / "manifest.json").write_text(json.dumps(manifest))
-    places = {{"{{bundle}}": str(bundle), "{{outputs}}": str(outputs), "{{device}}": "0"}}
-    words = COMMAND
-    for place, path in places.items():
-        words = [word.replace(place, path) for word in words]
-    done = subprocess.run(words, cwd=RUNS_IN, env={{**os.environ, **ENVIRONMENT}}, timeout=LIMIT)
-    print(f"the command ended with status {{done.returncode}}; the case is {{bundle}}/cases/{{CASE}}.json of {{CHUNK}}")
+    words = call["command"]
+    for place, path in (("{{bundle}}", bundle), ("{{outputs}}", outputs), ("{{device}}", "0")):
+        words = [word.replace(place, str(path)) for word in words]
+    environment = {{**os.environ, **call["environment"]}}
+    done = subprocess.run(words, cwd=call["folder"], env=environment, timeout=call["timeout"])
+    print(f"the command ended with status {{done.returncode}}; the case is device/cases/{{CASE}}.json in {{CHUNK}}")
     for path in sorted((outputs / CASE).glob("*")):
         earlier = CHUNK / "outputs" / CASE / path.name
         is_same = earlier.is_file() and earlier.read_bytes() == path.read_bytes()
@@ -32,14 +31,6 @@ raise SystemExit(1)
 """
 
 
-def format_command_script(settings: CommandSettings, chunk: str, case: str, heading: str) -> str:
-    """Return the text of a script; ``chunk``: the folder, below that of the report, that has the case."""
-    body = _BODY.format(
-        case=case,
-        command=list(settings.command),
-        folder=str(settings.folder.absolute()),
-        environment=dict(settings.environment),
-        timeout=settings.timeout,
-        chunk=chunk,
-    )
-    return compose(heading, body, {})
+def format_command_script(chunk: str, case: str, heading: str) -> str:
+    """Return the text of a script; ``chunk``: the folder, below that of the report, that has the case and the call."""
+    return compose(heading, _BODY.format(case=case, chunk=chunk, call=CALL), {})

@@ -21,7 +21,8 @@ from fx_quant_conformance.conformance.run.export import format_absence, record_u
 from fx_quant_conformance.conformance.run.session import Run
 from fx_quant_conformance.conformance.run.workplaces import Workplaces
 from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleWriter, finish_bundle, read_bundle
-from fx_quant_conformance.conformance.vectors.command import Caller, CommandSettings, lock_file
+from fx_quant_conformance.conformance.vectors.command import CALL, Caller, CommandSettings, describe_call, lock_file
+from fx_quant_conformance.conformance.vectors.files import format_json
 from fx_quant_conformance.conformance.vectors.recording import RecordedCase
 from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
 
@@ -57,7 +58,7 @@ class Chunks:
 
     def format_script(self, work: str, case: str, heading: str) -> str:
         """Return a script that runs the command on a case."""
-        return format_command_script(self.settings, f"{CALLS}/{self.folder_of(work).name}", case, heading)
+        return format_command_script(f"{CALLS}/{self.folder_of(work).name}", case, heading)
 
 
 @lru_cache(maxsize=1)
@@ -105,5 +106,6 @@ class CommandWorkplaces(Workplaces):
             plan = {"description": json.loads(self._backend.text), "imports": self._backend.imports, "options": {}}
             about = {"backend": self._backend.name, "formats": ["json", *self._settings.formats]}
             finish_bundle(folder, about, plan, reasons)
+            (folder / CALL).write_text(format_json(describe_call(self._settings)), encoding="utf-8")
             Caller(self._settings, read_bundle(folder), folder / _OUTPUTS, self._chunks.folder).run_all()
             (folder / _DONE).touch()

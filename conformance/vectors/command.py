@@ -29,6 +29,8 @@ from fx_quant_conformance.conformance.vectors.files import LOST_CALLS, format_js
 from fx_quant_conformance.conformance.vectors.outputs import STATUS, HandedIn
 from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_text
 
+CALL = "call.json"
+"""The file, beside a chunk's bundle, of what is called: for the scripts of its cases."""
 PLACES = ("{bundle}", "{outputs}", "{device}")
 _MOST_PRINTED = 1 << 14
 _MOST_LOGGED = 1000
@@ -150,6 +152,16 @@ class CallResult:
     def is_done(self) -> bool:
         """Whether it ended by itself, with status 0."""
         return self.code == 0
+
+
+def describe_call(settings: CommandSettings) -> dict[str, Any]:
+    """Return what is called, with the places to fill, as data."""
+    return {
+        "command": list(settings.command),
+        "folder": str(settings.folder.absolute()),
+        "environment": dict(settings.environment),
+        "timeout": settings.timeout,
+    }
 
 
 def call(settings: CommandSettings, bundle: Path, outputs: Path, device: int) -> CallResult:

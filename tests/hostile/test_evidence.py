@@ -59,7 +59,7 @@ def test_a_float_backend_that_says_nothing_is_unshown_and_does_not_pass(silent: 
     assert (silent.status, results.outcome, results.problems) == (1, Outcome.FAIL, ())
     assert {row.verdict for row in results.judged} == {Verdict.UNSHOWN}
     assert {(row.execution, row.accepted) for row in results.judged} == {("none", False)}
-    assert all("as in float32" in claim.sureness for claim in results.claims)
+    assert all("it sums in floating point" in claim.sureness for claim in results.claims)
     assert (
         "silent: FAIL because 1 claim does not show its execution and 4 models do not show their execution; "
         in silent.out
@@ -79,6 +79,15 @@ def test_the_run_may_accept_that_and_says_so_everywhere(accepted: Ran) -> None:
     told = f"they may run in float; the run accepts that ({OPTION})"
     assert told in accepted.out and told in (accepted.folder / "report.html").read_text()
     assert "next: implement" not in accepted.out
+
+
+@pytest.mark.rule("LOW-04")
+def test_floats_that_the_numbers_show_are_not_accepted(tmp_path: Path) -> None:
+    """They were UNSHOWN, and so let pass."""
+    ran = run(tmp_path, "fakes:SilentFloats", OPTION, "--claim=nn.Linear/*")
+    [claim] = ran.results.claims
+    assert (ran.status, claim.verdict) == (1, Verdict.FALLBACK)
+    assert "come back wrong, as in float32" in claim.reason
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -84,7 +83,7 @@ def write_command(
     plan = {"answers": str(board.answers), "faults": faults, "log": str(folder / "log")}
     plan |= {} if running is None else {"running": str(running)}
     (folder / "plan.json").write_text(json.dumps(plan))
-    program = shutil.copy(Path(__file__).with_name("board.py"), folder)  # rows name no file of the checkout by its path
+    program = Path(__file__).with_name("board.py")
     words = [sys.executable, "-S", str(program), str(folder / "plan.json"), "{bundle}", "{outputs}"]
     known = {
         "name": "a_board",

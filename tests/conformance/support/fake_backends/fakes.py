@@ -52,15 +52,22 @@ class Good(Backend):
 
 
 class Silent(Good):
-    """Runs in float, and does not say what it runs: nothing shows the execution."""
+    """Sums floats, as it says, and does not say what it runs: nothing shows the execution."""
 
     name = "silent"
 
     def capabilities(self) -> Capabilities:
-        return Capabilities()
+        return Capabilities(float_accumulation=True)
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         return None
+
+
+class SilentFloats(Silent):
+    """The same, but does not say that it sums floats."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
 
 class LowerRaises(Good):
