@@ -34,7 +34,7 @@ from fx_quant_conformance.conformance.vectors.recording import RecordedCase
 from fx_quant_conformance.refimpl import export_reference
 from fx_quant_conformance.reports.reading import FileFault
 
-SCHEMA = 1
+SCHEMA = 2
 DEVICE, JUDGE = "device", "judge"
 MANIFEST, PLAN = "manifest.json", "judge.json"
 MISSING = "no "

@@ -1694,7 +1694,7 @@ int main(int argc, char **argv)
         return 2;
     }
     manifest = read_json(spell("%s/manifest.json", argv[1]));
-    if (need(manifest, "schema", NUMBER)->number != 1)
+    if (need(manifest, "schema", NUMBER)->number != 2)
         fail("%s: a bundle of another schema", argv[1]);
     make_folder(argv[2]);
     for (row = need(manifest, "cases", LIST)->first; row != NULL; row = row->next) {

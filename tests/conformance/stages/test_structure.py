@@ -89,17 +89,6 @@ def wrong_eps(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     return fold_bn(conv, norm)
 
 
-@pytest.mark.rule("FUS-06")
-def test_a_fuser_that_folds_wrongly() -> None:
-    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(wrong_eps)
-    entry.set_fused_module(nn.Conv2d)
-    conv = BackendPatternConfig(nn.Conv2d).add_dtype_config(U8_S8).set_root_module(nn.Conv2d)
-    ended = ended_by(entry, conv.set_reference_quantized_module(nnqr.Conv2d))
-    assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
-    assert "rounding explains" in ended.message
-    assert ended.evidence["where"].case and ended.evidence["graph"]
-
-
 def adds_bias(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     conv = fold_bn(conv, norm)
     conv.bias = nn.Parameter(torch.zeros(conv.out_channels + 1))
@@ -107,14 +96,20 @@ def adds_bias(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
 
 
 @pytest.mark.rule("FUS-06")
-def test_a_fuser_whose_module_does_not_run() -> None:
-    """It was an internal error of the suite. torch's own does so for a grouped transposed convolution (finding 113)."""
-    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(adds_bias)
+@pytest.mark.parametrize(
+    ("fuser", "told"),
+    ((wrong_eps, "rounding explains"), (adds_bias, "and it does not run any more: RuntimeError: ")),
+    ids=("another function", "does not run"),
+)
+def test_a_fuser_that_folds_wrongly(fuser: Any, told: str) -> None:
+    """What does not run was an internal error; torch's own does so for grouped transposed convolutions (finding 113)."""
+    entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
     entry.set_fused_module(nn.Conv2d)
     conv = BackendPatternConfig(nn.Conv2d).add_dtype_config(U8_S8).set_root_module(nn.Conv2d)
     ended = ended_by(entry, conv.set_reference_quantized_module(nnqr.Conv2d))
     assert (ended.stage, ended.rule, ended.verdict) == ("fuse", "FUS-06", Verdict.REFUTED)
-    assert "and it does not run any more: RuntimeError: " in ended.message
+    assert told in ended.message
+    assert ended.evidence["where"].case and ended.evidence["graph"]
 
 
 @pytest.mark.rule("CVT-10")
