@@ -102,7 +102,7 @@ def adds_bias(is_qat: bool, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Module:
     ids=("another function", "does not run"),
 )
 def test_a_fuser_that_folds_wrongly(fuser: Any, told: str) -> None:
-    """What does not run was an internal error; torch's own does so for grouped transposed convolutions (finding 113)."""
+    """What does not run was an internal error. torch's own does so for grouped transposed convolutions: finding 113."""
     entry = BackendPatternConfig((nn.Conv2d, nn.BatchNorm2d)).add_dtype_config(U8_S8).set_fuser_method(fuser)
     entry.set_fused_module(nn.Conv2d)
     conv = BackendPatternConfig(nn.Conv2d).add_dtype_config(U8_S8).set_root_module(nn.Conv2d)
