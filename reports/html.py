@@ -19,7 +19,7 @@ from fx_quant_conformance.reports.findings import WaiverRow, collect_waivers, fi
 from fx_quant_conformance.reports.heatmap import HeatMap, make_heat_map
 from fx_quant_conformance.reports.page import ID_WIDTH, anchor, render_page
 from fx_quant_conformance.reports.plots import Plot, make_plots
-from fx_quant_conformance.reports.results import Results, counts_of, leading_check, message_of
+from fx_quant_conformance.reports.results import Results, counts_of, leading_check, message_of, rank_row
 from fx_quant_conformance.reports.schema import Check, ClaimResult, Measurement, ModelResult
 from fx_quant_conformance.reports.text import cut, format_lsb, join_lines
 from fx_quant_conformance.reports.verdicts import Verdict
@@ -190,7 +190,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         )
         for claim in results.claims
     }
-    worst_first = sorted(views.values(), key=lambda view: (view.claim.verdict.rank, view.claim.claim))
+    worst_first = sorted(views.values(), key=lambda view: rank_row(view.claim))
     fails = {claim.claim for claim in results.failures()}
     failures = _group("failures", "Failures", [view for view in worst_first if view.claim.claim in fails], waivers)
     waived = _group("waived", "Waived", [view for view in worst_first if view.claim.waived], waivers)
@@ -200,7 +200,7 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         [view for view in worst_first if view.claim.allowed],
         waivers,
     )
-    models = tuple(sorted(results.models, key=lambda model: (model.passes, model.verdict.rank, model.model)))
+    models = tuple(sorted(results.models, key=lambda model: (model.passes, *rank_row(model))))
     return Report(
         results=results,
         no_failure=format_no_failure(results),
@@ -228,16 +228,17 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
 
 
 def _group(name: str, title: str, views: Sequence[ClaimView], waivers: Mapping[Hashable, WaiverRow]) -> Section:
-    """Group claims by cause, the worst cause first, then the most frequent."""
+    """Group claims, which come the worst first, by cause: the cause of the worst claim first."""
     groups: dict[Hashable, list[ClaimView]] = {}
     for view in views:
         groups.setdefault(find_cause(view.claim, view.checks), []).append(view)
-    ordered = sorted(groups.items(), key=lambda item: (item[1][0].claim.verdict.rank, -len(item[1])))
     titles = {key: row.title for key, row in waivers.items()}
     return Section(
         name=name,
         title=title,
-        groups=tuple(Group(title=titles.get(key, group[0].message), views=tuple(group)) for key, group in ordered),
+        groups=tuple(
+            Group(title=titles.get(key, group[0].message), views=tuple(group)) for key, group in groups.items()
+        ),
     )
 
 

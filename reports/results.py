@@ -170,12 +170,12 @@ class Results:
     def failures(self) -> tuple[ClaimResult, ...]:
         """Return the claims that show a fault and do not pass, worst first: by verdict, largest error, ID."""
         failing = (c for c in self.claims if not c.passes and c.verdict not in _GROUPED)
-        return tuple(sorted(failing, key=lambda claim: (claim.verdict.rank, *_rank_error(claim), claim.claim)))
+        return tuple(sorted(failing, key=rank_row))
 
     def failing_models(self) -> tuple[ModelResult, ...]:
         """Return the models that show a fault and do not pass, or could not be judged, in the same order."""
         failing = (m for m in self.models if not m.passes and m.verdict is not Verdict.UNSHOWN)
-        return tuple(sorted(failing, key=lambda model: (model.verdict.rank, *_rank_error(model), model.model)))
+        return tuple(sorted(failing, key=rank_row))
 
     def unexercised(self) -> dict[str, tuple[ClaimResult, ...]]:
         """Return the claims that could not be exercised, waived or not, by reason, the most frequent first."""
@@ -312,9 +312,9 @@ def _audit(header: Header, rows: Sequence[Row], digest: str, cut_at: int | None)
     return dataclasses.replace(results, problems=tuple(problems))
 
 
-def _rank_error(row: Judged) -> tuple[bool, float]:
-    """Return a key that puts what goes wrong without a number first, such as a shape, then the largest error."""
-    return row.max_lsb is not None, -rank_number(row.max_lsb or 0.0)
+def rank_row(row: Judged) -> tuple[int, bool, float, str]:
+    """Return a key that puts the worst first: by verdict, without a number (a shape), by largest error, by ID."""
+    return row.verdict.rank, row.max_lsb is not None, -rank_number(row.max_lsb or 0.0), row.id
 
 
 def _select(kind: type[Data], rows: Sequence[Row]) -> tuple[Data, ...]:

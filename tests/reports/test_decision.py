@@ -108,8 +108,10 @@ def test_the_largest_error_comes_first_of_one_verdict(runs: Any, made: Any) -> N
     results = run_of(runs, made, "REFUTED REFUTED REFUTED CRASHED")
     errors = [0.89, 255.0, None, None]
     claims = [replace(c, max_lsb=e) for c, e in zip(results.claims, errors, strict=True)]
-    found = replace(results, claims=tuple(claims)).failures()
-    assert [(each.verdict.value, each.max_lsb) for each in found] == [
+    results = replace(results, claims=tuple(claims))
+    shown = [view.claim for group in build_report(results).failures.groups for view in group.views]
+    assert shown == list(results.failures())
+    assert [(each.verdict.value, each.max_lsb) for each in shown] == [
         ("CRASHED", None),
         ("REFUTED", None),
         ("REFUTED", 255.0),
