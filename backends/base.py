@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from fx_quant_conformance.refimpl import BackendConfig
 
 Flow = Literal["ptq", "qat"]
+"""Post-training quantization, or quantization-aware training."""
 WEIGHT_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric", "per_tensor_affine", "per_channel_affine")
 """Names of the ways to quantize a weight, for ``Capabilities.weight_schemes``."""
 

@@ -6,6 +6,8 @@ import re
 
 from fx_quant_conformance.reports.numbers import Number
 
+_LONGEST_RULE = 60
+
 
 def format_number(value: Number | None, form: str) -> str:
     """Spell a number in a form as Python's format has it; `-` if there is none."""
@@ -92,6 +94,3 @@ def shorten_rule(table: str) -> str:
     """Cut the dashes below a table's heads, which are as long as the longest cell of its last column."""
     head, rule, *rows = table.split("\n")
     return "\n".join([head, re.sub(r"-+$", lambda found: found[0][:_LONGEST_RULE], rule), *rows])
-
-
-_LONGEST_RULE = 60

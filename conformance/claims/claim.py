@@ -37,7 +37,6 @@ from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 NO_WEIGHT = "no_weight"
 FLOAT16 = "float16"
 FLOAT_QPARAMS = "per_channel_affine_float_qparams"
-"""Post-training quantization, or quantization-aware training."""
 
 
 @dataclass(frozen=True, kw_only=True)

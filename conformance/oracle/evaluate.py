@@ -65,7 +65,7 @@ from fx_quant_conformance.conformance.oracle.vendor_modules import (
 )
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.graph.tracing import attribute_of, move_to_positions, operand_names_of
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""
@@ -171,9 +171,8 @@ class Walk:
             if is_constant(node):
                 self._constants[node] = value
             return value
-        names = () if node.op == "call_module" else operand_names_of(node)  # a module's are laid out by `trace`
-        spelled = move_to_positions(node, names)  # the rules read operands by position
-        args, kwargs = torch.fx.node.map_arg(spelled, lambda value: self.values[value])
+        laid_out = lay_out_arguments(node)  # the rules read operands by position
+        args, kwargs = torch.fx.node.map_arg(laid_out, lambda value: self.values[value])
         if node.op == "call_module" and is_custom(self.modules[str(node.target)]):
             return self._evaluate_custom(node, args)
         if node.op == "call_module":

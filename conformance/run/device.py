@@ -9,7 +9,6 @@ from typing import Any
 from fx_quant_conformance.conformance.vectors.files import LOST_CALLS
 from fx_quant_conformance.reports.reading import FileFault, read_text
 
-VECTORS, COMMAND = "vectors:", "command:"
 CALLS = "device-calls"
 """The folder, in that of the report, of what a command was given and handed in."""
 

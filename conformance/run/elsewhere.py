@@ -15,13 +15,13 @@ from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.description import read_description
 from fx_quant_conformance.conformance.remote.worker import describe_backend
-from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.options import CLAIM_TIMEOUTS, Options, parse_shard
 from fx_quant_conformance.conformance.vectors.bundle import JUDGE, Bundle, BundleError, read_bundle
 from fx_quant_conformance.conformance.vectors.files import digest_file, digest_folder
 from fx_quant_conformance.conformance.vectors.formats import FormatError, choose_form, choose_formats
 from fx_quant_conformance.conformance.vectors.replay import ReplayBackend
-from fx_quant_conformance.reports.handed_in import BUNDLE, HANDED_IN
+from fx_quant_conformance.reports.handed_in import BUNDLE, COMMAND, HANDED_IN, VECTORS
 from fx_quant_conformance.reports.reading import FileFault
 
 if TYPE_CHECKING:

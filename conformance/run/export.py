@@ -19,7 +19,6 @@ from fx_quant_conformance.conformance.machine.release import ROOT
 from fx_quant_conformance.conformance.machine.workplace import WorkResult
 from fx_quant_conformance.conformance.pipeline.job import Job
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
-from fx_quant_conformance.conformance.run.device import VECTORS
 from fx_quant_conformance.conformance.run.findings import list_files
 from fx_quant_conformance.conformance.run.opening import Opened, describe_limits, find_described, open_run
 from fx_quant_conformance.conformance.run.options import Options
@@ -37,6 +36,7 @@ from fx_quant_conformance.conformance.vectors.bundle import (
 from fx_quant_conformance.conformance.vectors.files import remove
 from fx_quant_conformance.conformance.vectors.formats import choose_form
 from fx_quant_conformance.conformance.vectors.recording import RecordingBackend, Sink
+from fx_quant_conformance.reports.handed_in import VECTORS
 from fx_quant_conformance.reports.schema import Check, ModelResult
 
 _MEASURED_EACH = 16

@@ -17,13 +17,14 @@ from fx_quant_conformance.conformance.machine.child import Ending
 from fx_quant_conformance.conformance.machine.messages import Begin, Tally, Trace, make_portable
 from fx_quant_conformance.conformance.machine.release import ROOT
 from fx_quant_conformance.conformance.machine.workplace import WorkResult, fault_of_lost_work
-from fx_quant_conformance.conformance.run.device import COMMAND, format_lost_calls
+from fx_quant_conformance.conformance.run.device import format_lost_calls
 from fx_quant_conformance.conformance.run.findings import format_missing
 from fx_quant_conformance.conformance.run.outline import Unit
 from fx_quant_conformance.conformance.run.session import Run
 from fx_quant_conformance.conformance.run.workplaces import Workplaces
 from fx_quant_conformance.reports.baseline import Drift, compare_baseline, name_file
 from fx_quant_conformance.reports.diff import Side
+from fx_quant_conformance.reports.handed_in import COMMAND
 from fx_quant_conformance.reports.measured import Deployment
 from fx_quant_conformance.reports.numbers import Number
 from fx_quant_conformance.reports.results import lead_of, leading_check

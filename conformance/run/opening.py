@@ -33,7 +33,7 @@ from fx_quant_conformance.conformance.remote.description import DescriptionError
 from fx_quant_conformance.conformance.remote.executor import executor_of
 from fx_quant_conformance.conformance.remote.worker import describe_backend
 from fx_quant_conformance.conformance.rooms import find_rooms
-from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.elsewhere import open_command, open_vectors
 from fx_quant_conformance.conformance.run.findings import read_findings
 from fx_quant_conformance.conformance.run.options import Options, raise_usage_error_for, select_ids
@@ -46,6 +46,7 @@ from fx_quant_conformance.conformance.whole_models import jobs as whole_models
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.backend_config import as_backend_config
 from fx_quant_conformance.refimpl.releases import list_left_out
+from fx_quant_conformance.reports.handed_in import COMMAND, VECTORS
 from fx_quant_conformance.reports.results import digest_ids
 from fx_quant_conformance.reports.schema import SCHEMA, Header
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fx_quant_conformance.conformance.machine.whole_files import UNFINISHED, write_whole
-from fx_quant_conformance.conformance.run.device import CALLS, COMMAND
+from fx_quant_conformance.conformance.run.device import CALLS
 from fx_quant_conformance.conformance.vectors.files import remove
+from fx_quant_conformance.reports.handed_in import COMMAND
 from fx_quant_conformance.reports.reading import FileFault, open_to_append, read_bytes
 from fx_quant_conformance.reports.results import Results, ResultsError, read_results
 

@@ -18,12 +18,13 @@ from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.release import ROOT, find_package
 from fx_quant_conformance.conformance.remote.sources import SourcesError, digest_sources
 from fx_quant_conformance.conformance.remote.worker import ask_description, make_worker
-from fx_quant_conformance.conformance.run.device import COMMAND, VECTORS, ElsewhereError
+from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.options import Options, raise_usage_error_for, read_options
 from fx_quant_conformance.conformance.run.outline import Outline, Unit
 from fx_quant_conformance.conformance.run.setup import OUTLINE, Setup
 from fx_quant_conformance.conformance.run.waivers import WaiverEntry, Waivers, parse_waivers
 from fx_quant_conformance.conformance.run.workplaces import Openers, make_judge_recipe
+from fx_quant_conformance.reports.handed_in import COMMAND, VECTORS
 from fx_quant_conformance.reports.schema import Header
 from fx_quant_conformance.reports.text import join_lines, show
 

@@ -198,9 +198,14 @@ class Places:
 
 def positional_arguments_of(node: Node, at_least: int = 0) -> tuple[Any, ...]:
     """Return a node's positional arguments, the first `at_least` of them also if passed by keyword. (PAT-08)"""
-    if len(node.args) >= at_least or not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
-        return node.args
-    return move_to_positions(node, operand_names_of(node)[:at_least])[0]  # rule: PAT-08
+    return node.args if len(node.args) >= at_least else lay_out_arguments(node, at_least)[0]
+
+
+def lay_out_arguments(node: Node, most: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a node's arguments, as many as may be (at most `most`) by position, and the others by keyword. (PAT-08)"""
+    if not node.kwargs or node.op == "call_module":  # modules' are laid out by `trace`
+        return node.args, node.kwargs
+    return move_to_positions(node, _operand_names_of(node)[:most])  # rule: PAT-08
 
 
 def move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -210,7 +215,7 @@ def move_to_positions(node: Node, names: Sequence[str]) -> tuple[tuple[Any, ...]
     return (*node.args, *(node.kwargs[name] for name in moved)), kwargs
 
 
-def operand_names_of(node: Node) -> tuple[str, ...]:
+def _operand_names_of(node: Node) -> tuple[str, ...]:
     """Return the names of the parameters of a called function, or of the torch function with a called method's name."""
     target: Any = getattr(torch, node.target, None) if isinstance(node.target, str) else node.target
     return _names_of(target, frozenset(node.kwargs))

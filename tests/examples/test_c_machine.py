@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fx_quant_conformance.conformance.run.device import VECTORS
 from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle
 from fx_quant_conformance.conformance.run.export import export
 from fx_quant_conformance.conformance.run.judging import open_workplaces, rows_of
 from fx_quant_conformance.conformance.run.options import Options
 from fx_quant_conformance.conformance.run.session import open_session
+from fx_quant_conformance.reports.handed_in import VECTORS
 from fx_quant_conformance.reports.schema import ClaimResult
 from tests.support.warm_python import run_python
 
