@@ -44,32 +44,20 @@ def _add_claims_of(parser: argparse.ArgumentParser) -> None:
         "that this amounts to as a Python module, to be read and committed (docs/vendor-guide.md): some minutes."
     )
     parser.set_defaults(run=_claims_of)
-    parser.add_argument(
-        "quantizer",
-        nargs="*",
-        metavar="MODULE:QUANTIZER",
-        help="a class, an instance, or what returns one; of several, one config is made",
-    )
-    parser.add_argument(
-        "--qat",
-        action="append",
-        metavar="MODULE:QUANTIZER",
-        help="one for quantization-aware training, by prepare_qat_pt2e; may be repeated",
-    )
-    parser.add_argument("--name", default="", help="of the config; default: that of the first Quantizer")
-    parser.add_argument("--line-length", type=int, default=88, metavar="N", help="of the module (default: 88)")
-    parser.add_argument(
+    spec = "MODULE:QUANTIZER"
+    add = parser.add_argument
+    add("quantizer", nargs="*", metavar=spec, help="a class, an instance, or what returns one; of several, one config")
+    add("--qat", action="append", metavar=spec, help="one for training, by prepare_qat_pt2e; may be repeated")
+    add("--name", default="", help="of the config; default: that of the first Quantizer")
+    add("--line-length", type=int, default=88, metavar="N", help="of the module (default: 88)")
+    add(
         "--pattern",
         action="append",
         metavar="GLOB",
         help="only patterns of such a name, as nn.Conv2d*; may be repeated",
     )
-    parser.add_argument(
-        "--timeout", type=parse_seconds, default=3600.0, metavar="SECONDS", help="for all (default: 3600)"
-    )
-    parser.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py"
-    )
+    add("--timeout", type=parse_seconds, default=3600.0, metavar="SECONDS", help="for all (default: 3600)")
+    add("-o", dest="output", type=Path, metavar="FILE", help="the module to write; default: claims_of_QUANTIZER.py")
 
 
 def _claims_of(options: argparse.Namespace) -> int:

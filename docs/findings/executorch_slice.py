@@ -1,4 +1,4 @@
-"""ExecuTorch: a slice with a step, or of a dynamic batch, which XNNPACKQuantizer annotates, stays outside of XNNPACK."""
+"""ExecuTorch: a slice with a step, or of a dynamic batch, which XNNPACKQuantizer annotates, is left outside."""
 
 # finding: 114
 # engine: executorch, XNNPACKQuantizer
