@@ -30,10 +30,8 @@ def check_torchao() -> None:
     try:
         import_module("torchao.quantization.pt2e.quantizer")
     except Exception as error:  # whatever it misses in this torch
-        found = (
-            f"torchao {version('torchao')}, which a Quantizer needs, cannot be imported with torch {version('torch')}"
-        )
-        raise QuantizerNotFound(f"{found}: {format_error(error)}") from error
+        found = f"torchao {version('torchao')} cannot be imported with torch {version('torch')}"
+        raise QuantizerNotFound(f"{found}, and a Quantizer needs it: {format_error(error)}") from error
 
 
 def annotate(backend: Backend, given: tuple[QuantizerRequest, dict[str, Probe]]) -> dict[str, Any] | None:

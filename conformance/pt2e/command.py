@@ -111,9 +111,7 @@ def write_claims(request: ClaimsOf, *, limit: float) -> WrittenClaims:
     with contextlib.closing(Workplace(recipe, limit=limit, holds="the Quantizer")) as place:
         result = place.run(Frame(head={}))
     if result.ending is Ending.TIMEOUT:
-        raise ProbingFailed(
-            f"the Quantizer {str(request)!r} was not probed within {limit:g} s: give a longer --timeout"
-        )
+        raise ProbingFailed(f"probing {str(request)!r} took more than {limit:g} s: give a longer --timeout")
     if result.ending is not Ending.DONE:
         raise ProbingFailed(f"probing {str(request)!r}: {result.message}\n{result.text[-_MOST_PRINTED:]}".rstrip())
     [answer] = [message for message in result.messages if isinstance(message, Measurement)]

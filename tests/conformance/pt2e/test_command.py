@@ -115,7 +115,7 @@ def test_a_spec_that_names_no_quantizer(
         ("NothingAtAll", "annotates none of 1 patterns: does it need a configuration?"),
         ("Raising", "annotates no pattern: the Quantizer raised: NotImplementedError: no licence for this program"),
         ("Dying", "the process that holds both the suite and the Quantizer exited with status 7"),
-        ("Hanging", "was not probed within 1 s: give a longer --timeout"),
+        ("Hanging", "took more than 1 s: give a longer --timeout"),
     ],
 )
 def test_a_quantizer_that_cannot_be_probed(
