@@ -93,6 +93,12 @@ def _are_requantizes(value: object) -> bool:
     )
 
 
+def _are_tolerances(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(each, Tolerance) for name, each in value.items()
+    )
+
+
 def _is_nested(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())
 
@@ -114,12 +120,13 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _are_requantizes,
         "a dict of globs of ops with a fx_quant_conformance.Requantize each",
     ),
+    "Mapping[str, Tolerance]": (_are_tolerances, "a dict of globs of ops with a fx_quant_conformance.Tolerance each"),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
 """By the annotation of a field: whether a value fits, and what to give."""
 
 
-def _check_fields(declared: Capabilities | Requantize) -> None:
+def _check_fields(declared: Capabilities | Requantize | Tolerance) -> None:
     """Raise ValueError, in one line, for the first field whose value does not fit its annotation."""
     for item in fields(declared):
         fits, wanted = _FITS.get(str(item.type), (lambda value: True, ""))
@@ -179,6 +186,26 @@ class Requantize:
         return f"{factor}, {'rounded twice, ' * self.rounds_twice}{self.rounding.value}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far an integer of an op may be from the exact result, where `Requantize` has no words for what is done.
+
+    A claim that needs it is TOLERATED, not VERIFIED. Raises ValueError for a number that is not above 0.5 (what is
+    nearest is right without it) and at most 1.
+    """
+
+    lsb: float = 1.0
+    """In steps of the output, beside the slack (NUM-04)."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if not 0.5 < self.lsb <= 1:
+            raise ValueError(f"Tolerance.lsb: found {self.lsb!r}; give a number above 0.5 and at most 1: one step")
+
+    def __str__(self) -> str:
+        return f"{self.lsb:g} LSB"
+
+
 REMOVED_CAPABILITIES = {
     "packs": "each case is lowered alone: leave it out",
     "specializes": "each case is lowered alone: leave it out",
@@ -219,6 +246,11 @@ class Capabilities:
     place of ``requantize``; the first that fits counts. What only moves or clamps values is rounded as what made
     them."""
 
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
+    """Glob of names of ops → how far from the exact result their integers may be, such as ``{"nn.Softmax":
+    Tolerance(lsb=1)}``; the first that fits counts. It holds for what is computed from their float values too, up to
+    the next quantize, and for no op that only moves values (NUM-05)."""
+
     dynamic_states: bool = False
     """Whether hidden states of recurrent ops are quantized as their input is."""
 
@@ -254,6 +286,10 @@ class Capabilities:
     def requantize_for(self, op: str) -> Requantize:
         """Return how the results of an op are rescaled and rounded, by its name."""
         return next((each for glob, each in self.requantize_of.items() if fnmatchcase(op, glob)), self.requantize)
+
+    def tolerance_for(self, op: str) -> float:
+        """Return how many steps the integers of an op may be from the exact result, by its name; 0: none is granted."""
+        return next((float(each.lsb) for glob, each in self.tolerance.items() if fnmatchcase(op, glob)), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

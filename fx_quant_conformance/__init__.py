@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Representation,
         Requantize,
         RoundingMode,
+        Tolerance,
         UnsupportedPattern,
     )
     from fx_quant_conformance.conformance.claims.registry import register
@@ -36,6 +37,7 @@ __all__ = [
     "Requantize",
     "Role",
     "RoundingMode",
+    "Tolerance",
     "UnsupportedPattern",
     "register",
 ]

@@ -177,7 +177,6 @@ def _build_predicate(results: Results) -> dict[str, Any]:
             "pairs": len(results.pairs),
             "checks": len(results.checks),
             "waived": results.waived,
-            "allowed": results.allowed,
             "resumed": results.header.resumed,
             "beside_own_code": results.beside_own_code,
             "verdicts": {verdict.value: n for verdict, n in results.counts.items()},

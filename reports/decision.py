@@ -22,7 +22,7 @@ def format_decision(results: Results) -> str:
 
 
 def passes_by_leave(results: Results) -> bool:
-    """Tell whether a run passes by waivers, or as it allows QUALITY or accepts UNSHOWN: such a pass is not green."""
+    """Tell whether a run passes by waivers or tolerances, or as it accepts UNSHOWN: such a pass is not green."""
     return results.outcome is Outcome.PASS and any(row.verdict is not Verdict.VERIFIED for row in results.judged)
 
 
@@ -96,7 +96,8 @@ def _format_let(results: Results) -> str:
     parts = []
     if waived:
         parts.append(pluralize(waived, "waiver") + (f" (first expires {expires})" if expires else ""))
-    parts += [f"{format_count(results.allowed)} QUALITY allowed"] if results.allowed else []
+    tolerated = sum(row.verdict is Verdict.TOLERATED and not row.waived for row in results.judged)
+    parts += [f"{format_count(tolerated)} TOLERATED"] if tolerated else []
     parts += [f"{format_count(accepted)} UNSHOWN accepted"] if accepted else []
     return f" with {_enumerate(parts)}" if parts else ""
 

@@ -194,10 +194,10 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
     fails = {claim.claim for claim in results.failures()}
     failures = _group("failures", "Failures", [view for view in worst_first if view.claim.claim in fails], waivers)
     waived = _group("waived", "Waived", [view for view in worst_first if view.claim.waived], waivers)
-    quality = _group(
-        "quality",
-        "Quality, allowed: functions within 1 LSB, but not correctly rounded",
-        [view for view in worst_first if view.claim.allowed],
+    tolerated = _group(
+        "tolerated",
+        "Tolerated: not correctly rounded, but within the declared tolerance",
+        [view for view in worst_first if view.claim.verdict is Verdict.TOLERATED and not view.claim.waived],
         waivers,
     )
     models = tuple(sorted(results.models, key=lambda model: (model.passes, *rank_row(model))))
@@ -208,10 +208,10 @@ def build_report(results: Results, baseline: Results | None = None) -> Report:
         unreached=count_unreached(results),
         views=tuple(views.values()),
         failures=failures,
-        others=tuple(section for section in (waived, quality) if section.total),
+        others=tuple(section for section in (waived, tolerated) if section.total),
         unexercised=_by_reason("unexercised", results.unexercised(), views),
         unshown=_by_reason("unshown", results.unshown(), views),
-        detailed=_choose_detailed((failures, waived, quality)),
+        detailed=_choose_detailed((failures, waived, tolerated)),
         columns={number: config for config, number in columns.items()},
         heat_map=make_heat_map(results.claims, configs),
         models=models,

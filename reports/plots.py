@@ -22,7 +22,7 @@ SHAPES: Mapping[Verdict, str] = {
     Verdict.FALLBACK: "m-4 3h8l-4-7z",
     Verdict.UNEXERCISED: "m-3-3h6v6h-6z",
     Verdict.UNSHOWN: "m-3.2 0a3.2 3.2 0 1 0 6.4 0 3.2 3.2 0 1 0-6.4 0z",
-    Verdict.QUALITY: "m-4 0 4-4 4 4-4 4z",
+    Verdict.TOLERATED: "m-4 0 4-4 4 4-4 4z",
     Verdict.VERIFIED: "m-3.2 0a3.2 3.2 0 1 0 6.4 0 3.2 3.2 0 1 0-6.4 0z",
 }
 """The outline of a point, by verdict, from its place: colour is not all that tells verdicts apart."""

@@ -104,9 +104,8 @@ def _list_options(results: Results, spec: str, waivers: Path | None) -> Iterator
     for name in ("claim_timeout", "max_examples", "isa"):
         if options.get(name) is not None:
             yield f"--{name.replace('_', '-')}={options[name]}"
-    for name in ("allow_quality", "without_execution_evidence"):
-        if options.get(name):
-            yield f"--{name.replace('_', '-')}"
+    if options.get("without_execution_evidence"):
+        yield "--without-execution-evidence"
 
 
 def _find_limit(results: Results) -> float:

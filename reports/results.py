@@ -79,7 +79,7 @@ class Results:
 
     @property
     def outcome(self) -> Outcome:
-        """PASS only if the run ended, without problems, and every claim and model is VERIFIED, allowed or waived."""
+        """PASS only if the run ended, without problems, and every claim and model is VERIFIED, TOLERATED or waived."""
         if self.footer is None or self.footer.outcome is Outcome.INCOMPLETE:
             return Outcome.INCOMPLETE
         passes = self.footer.outcome is Outcome.PASS and all(judged.passes for judged in self.judged)
@@ -126,11 +126,6 @@ class Results:
     def waived_models(self) -> int:
         """Number of waived models."""
         return sum(model.waived for model in self.models)
-
-    @property
-    def allowed(self) -> int:
-        """Number of claims and models whose QUALITY passes by ``--allow-quality``."""
-        return sum(judged.allowed for judged in self.judged)
 
     @property
     def foreign_code(self) -> list[str]:
@@ -327,8 +322,6 @@ def check_rows(results: Results) -> Iterator[str]:
     for (kind, name), count in Counter(names).items():
         if count > 1:
             yield f"{kind} {name!r} has {count} {kind} rows; one is expected"
-    if results.header.options.get("allow_quality") is False and results.allowed:
-        yield f"{results.allowed} rows are allowed QUALITY; the run was made without --allow-quality"
     accepts = bool(results.header.options.get("without_execution_evidence"))
     for row in results.judged:
         if row.accepted and (row.verdict is not Verdict.UNSHOWN or not accepts):

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypedDict, cast
 from fx_quant_conformance.reports.measured import Deployment
 from fx_quant_conformance.reports.numbers import Number, Scalar, rank_number
 from fx_quant_conformance.reports.shard import Shard
-from fx_quant_conformance.reports.verdicts import Outcome, Verdict
+from fx_quant_conformance.reports.verdicts import PASSING, Outcome, Verdict
 
 SCHEMA = 2
 OF_VENDOR = "the vendor's "
@@ -250,8 +250,6 @@ class Judged:
     """Verdict: of a claim, the worst of its checks'; of a model, that of the whole model."""
     waived: bool = field(default=False, metadata=ALWAYS)
     """Whether a waiver covers the claim or model."""
-    allowed: bool = False
-    """Whether its QUALITY passes by ``--allow-quality``."""
     reason: str = field(default="", metadata=ALWAYS)
     """What is wrong, in words: of a claim, the message of the check that decides."""
     max_lsb: Number | None = field(default=None, metadata=ALWAYS)
@@ -289,8 +287,7 @@ class Judged:
     @property
     def passes(self) -> bool:
         """Whether this claim or model lets a run pass."""
-        is_let = self.waived or self.accepted or (self.verdict is Verdict.QUALITY and self.allowed)
-        return is_let or self.verdict is Verdict.VERIFIED
+        return self.waived or self.accepted or self.verdict in PASSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

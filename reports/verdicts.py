@@ -17,7 +17,7 @@ class Verdict(TextEnum):
     FALLBACK = "FALLBACK"
     UNEXERCISED = "UNEXERCISED"
     UNSHOWN = "UNSHOWN"
-    QUALITY = "QUALITY"
+    TOLERATED = "TOLERATED"
     VERIFIED = "VERIFIED"
 
     @property
@@ -38,9 +38,8 @@ class Verdict(TextEnum):
 VERDICTS: tuple[Verdict, ...] = tuple(Verdict)
 """All verdicts, worst first."""
 
-PASSING = frozenset({Verdict.QUALITY, Verdict.VERIFIED})
-"""The verdicts that may let a run pass without a waiver: QUALITY only where the run allows it.
-UNSHOWN does so where the run accepts it: `reports.schema.Judged.accepted`."""
+PASSING = frozenset({Verdict.TOLERATED, Verdict.VERIFIED})
+"""The verdicts that let a run pass without a waiver. UNSHOWN does so where the run accepts it (`Judged.accepted`)."""
 
 FAULTY = frozenset({Verdict.FALLBACK, Verdict.REFUTED, Verdict.TIMEOUT, Verdict.CRASHED})
 """The verdicts that show a fault; only these count as found in the detection power."""
@@ -104,12 +103,12 @@ VERDICT_TEXTS: Mapping[Verdict, VerdictText] = {
         "does not show its execution",
         "do not show their execution",
     ),
-    Verdict.QUALITY: VerdictText(
+    Verdict.TOLERATED: VerdictText(
         "≈",
-        "A function is within one step of the exact result, but not correctly rounded.",
-        "Fails without --allow-quality.",
-        "is only within one step",
-        "are only within one step",
+        "Within a step, as the backend declares of these ops, but not correctly rounded.",
+        "Passes, not green.",
+        "is tolerated",
+        "are tolerated",
     ),
     Verdict.VERIFIED: VerdictText(
         "✓",

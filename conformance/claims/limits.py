@@ -7,10 +7,10 @@ other values were not tried.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import SequenceMatcher
 
-from fx_quant_conformance.backends.base import Taken
+from fx_quant_conformance.backends.base import Capabilities, Taken
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.variants import Fixed, OpSamples
 from fx_quant_conformance.refimpl import BackendConfig
@@ -78,14 +78,17 @@ def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
                 )
 
 
-def check_requantize(globs: Iterable[str], config: BackendConfig) -> None:
-    """Raise LimitsError for a glob of ``Capabilities.requantize_of`` that no op has: it would be without effect."""
+def check_globs(capabilities: Capabilities, config: BackendConfig) -> None:
+    """Raise LimitsError for a glob of ``requantize_of`` or ``tolerance`` that no op has: it would be without effect."""
     own = (leaf for entry in config.configs for leaf in leaves(entry.normal_pattern))
     names = sorted({leaf_name(op) for op in (*OP_SAMPLES, *own)})
-    for glob in globs:
+    for field, glob in [
+        *(("requantize_of", glob) for glob in capabilities.requantize_of),
+        *(("tolerance", glob) for glob in capabilities.tolerance),
+    ]:
         if not fnmatch.filter(names, glob):
             raise LimitsError(
-                f"Capabilities.requantize_of: {glob!r} fits no op that a pattern names; "
+                f"Capabilities.{field}: {glob!r} fits no op that a pattern names; "
                 f"did you mean {_find_nearest(glob, names)!r}?"
             )
 

@@ -56,8 +56,8 @@ class Value:
     on no grid."""
     accumulator: Accumulator | None = None
     """None: it is not made of integers alone."""
-    is_function: bool = False
-    """Whether a function was evaluated for it that kernels approximate. (NUM-03)"""
+    tolerance: float = 0.0
+    """In steps, how far from it a right backend's integer may be, as declared of the ops that made it. (NUM-03)"""
 
     def error(self) -> Tensor:
         """Return the whole bound (float64, in real units, of the value's shape)."""

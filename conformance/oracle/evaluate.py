@@ -22,7 +22,6 @@ from fx_quant_conformance.backends.base import Capabilities, Requantize
 from fx_quant_conformance.conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
-    FUNCTION,
     MOVES,
     Accumulator,
     OpCall,
@@ -148,7 +147,7 @@ class Walk:
             step=torch.tensor(grid.scale, dtype=torch.float64),
             grid=grid,
             accumulator=computed.accumulator,
-            is_function=computed.is_function,
+            tolerance=computed.tolerance,
             requantize=self._choose_requantize(computed),
         )
 
@@ -363,16 +362,18 @@ class Walk:
         capabilities = replace(self.capabilities, float_accumulation=True) if sums_floats else self.capabilities
         if capabilities.requantize_of:
             capabilities = replace(capabilities, requantize=capabilities.requantize_for(leaf_name(op)))
+        granted = capabilities.tolerance_for(leaf_name(op)) if capabilities.tolerance else 0.0
         call = OpCall(function=rule.exact or function, args=args, kwargs=kwargs, capabilities=capabilities)
         result = call.evaluate(lambda value: value.real.clone(), lambda tensor: tensor.double())
         call = replace(call, result=result)
-        errors, is_function = rule.bound(call), _approximates(rule, call)
+        errors = rule.bound(call)
+        tolerance = max([granted, *(value.tolerance for value in call.values())])
         if isinstance(result, (tuple, list)):
             if not isinstance(errors, tuple):  # each cause has a tuple, of a bound for each result
                 errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
             accumulator = find_accumulator(rule, call, None)
             return tuple(
-                Value(real=real, errors=each, accumulator=accumulator, is_function=is_function)
+                Value(real=real, errors=each, accumulator=accumulator, tolerance=tolerance)
                 for real, each in zip(result, errors, strict=True)
             )
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
@@ -382,12 +383,7 @@ class Walk:
         if rule.arithmetic == MOVES and len(factors) == 1 and result.shape == factors[0].real.shape:
             step = factors[0].step  # a relu on an accumulator
         accumulator = find_accumulator(rule, call, step)
-        return Value(real=result, errors=errors, step=step, accumulator=accumulator, is_function=is_function)
-
-
-def _approximates(rule: OpRule, call: OpCall) -> bool:
-    """Tell whether a function was evaluated for an op's result, by the op or before it, on the same float value."""
-    return rule.arithmetic == FUNCTION or any(value.is_function for value in call.values())
+        return Value(real=result, errors=errors, step=step, accumulator=accumulator, tolerance=tolerance)
 
 
 class _ForwardTracer(torch.fx.Tracer):

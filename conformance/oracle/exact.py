@@ -36,7 +36,7 @@ class Exact:
     """The output's grid; None: the output is a float tensor."""
     accumulator: Accumulator | None = None
     """That of the value (error_bounds.py)."""
-    is_function: bool = False
+    tolerance: float = 0.0
     """As of the value (error_bounds.py)."""
     requantize: Requantize = FLOAT32
     """How a right backend makes its integers."""
@@ -98,7 +98,7 @@ def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) ->
     real = grid.integers(value.real)
     integers = real.clamp(grid.low, grid.high)
     is_on_grid = not value.errors and bool((real == integers.round()).all())
-    if is_on_grid and not requantize.rounding.is_directed:  # no ambiguity
+    if is_on_grid and not requantize.rounding.is_directed and not value.tolerance:  # no ambiguity
         return Quantized(integers=integers, node=node, computed=value)
     error = value.error()
     slack = error / grid.scale + bound_factor(requantize, integers, grid.zero_point)  # rule: NUM-04
@@ -106,7 +106,10 @@ def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) ->
         slack = slack + bound_first_rounding(requantize, value.accumulator, grid.scale)
     target = find_target(requantize, value.real, grid, value.accumulator, error)
     reach = target.half + slack
-    low = (target.centre - reach).ceil().clamp(grid.low, grid.high)
-    high = (target.centre + reach).floor().clamp(grid.low, grid.high)
+    lowest, highest = target.centre - reach, target.centre + reach
+    if value.tolerance:
+        lowest = torch.minimum(lowest, integers - value.tolerance - slack)
+        highest = torch.maximum(highest, integers + value.tolerance + slack)
+    low, high = lowest.ceil().clamp(grid.low, grid.high), highest.floor().clamp(grid.low, grid.high)
     integers = target.centre.round().clamp(low, high)
     return Quantized(integers=integers, node=node, computed=value, tie_ambiguity=high - low)

@@ -15,10 +15,11 @@ from fx_quant_conformance.backends.base import (
     Requantize,
     RoundingMode,
     Taken,
+    Tolerance,
 )
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
-from fx_quant_conformance.conformance.claims.limits import LimitsError, check_limits, check_requantize
+from fx_quant_conformance.conformance.claims.limits import LimitsError, check_globs, check_limits
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from fx_quant_conformance.conformance.claims.registry import describe_registered, registered_for
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
@@ -99,7 +100,7 @@ def describe(backend: Backend) -> dict[str, Any]:
     try:
         config = as_backend_config(raw)
         claims = enumerate_claims(config, capabilities)
-        check_requantize(capabilities.requantize_of, config)
+        check_globs(capabilities, config)
     except LimitsError as error:
         raise DescriptionError(str(error)) from error
     except Exception as error:
@@ -148,8 +149,10 @@ def _describe_capabilities(capabilities: Capabilities) -> dict[str, Any]:
     }
     requantize = _describe_requantize(capabilities.requantize)
     of = [[glob, _describe_requantize(each)] for glob, each in capabilities.requantize_of.items()]
+    tolerance = [[glob, each.lsb] for glob, each in capabilities.tolerance.items()]
     tuples = {name: list(getattr(capabilities, name)) for name in ("weight_schemes", "flows")}
-    return {**plain, **tuples, "limits": limits, "requantize": requantize, "requantize_of": of}
+    spelled = {"limits": limits, "requantize": requantize, "requantize_of": of, "tolerance": tolerance}
+    return {**plain, **tuples, **spelled}
 
 
 def _describe_requantize(requantize: Requantize) -> dict[str, Any]:
@@ -223,8 +226,9 @@ def _read_description(data: Mapping[str, Any]) -> Description:
     }
     requantize = _read_requantize(spelled["requantize"])
     of = {str(glob): _read_requantize(each) for glob, each in spelled["requantize_of"]}
+    tolerance = {str(glob): Tolerance(lsb=lsb) for glob, lsb in spelled["tolerance"]}
     tuples = {name: tuple(spelled[name]) for name in ("weight_schemes", "flows")}
-    changed = {**tuples, "limits": limits, "requantize": requantize, "requantize_of": of}
+    changed = {**tuples, "limits": limits, "requantize": requantize, "requantize_of": of, "tolerance": tolerance}
     capabilities = Capabilities(**{**spelled, **changed})
     config = config_from_data(data["config"])
     registered = frozenset(map(str, data["registered"]))

@@ -175,16 +175,14 @@ def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJud
         result = replace(result, reason=f"{result.reason} {_NOT_WAIVED}{ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:
         return replace(result, waived=True, waiver=ruling.entry.to_row())
-    accepts = {Verdict.VERIFIED, *({Verdict.QUALITY} if run.options.allow_quality else ())}
-    if result.verdict is Verdict.UNSHOWN and run.options.without_execution_evidence:
-        return replace(result, accepted=_find_verdict_otherwise(result, checks) in accepts)
-    return replace(result, allowed=result.verdict is Verdict.QUALITY and Verdict.QUALITY in accepts)
+    is_accepted = result.verdict is Verdict.UNSHOWN and run.options.without_execution_evidence
+    return replace(result, accepted=is_accepted)
 
 
 def rule_again(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
     """Return an earlier run's row with what lets it pass now; a claim that passes has no script."""
     reason = result.reason.partition(_NOT_WAIVED)[0].rstrip()
-    bare = replace(result, reason=reason, waived=False, waiver=None, allowed=False, accepted=False)
+    bare = replace(result, reason=reason, waived=False, waiver=None, accepted=False)
     ruled = rule_on(run, bare, checks)
     if not isinstance(ruled, ClaimResult):
         return ruled
@@ -196,13 +194,6 @@ def _list_broken(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> 
     """Return the rules that a claim or model breaks: those of all checks that fail, else what decided its verdict."""
     failed = {check.rule for check in checks if check.failed and check.verdict is not Verdict.UNSHOWN}
     return (failed or {lead_of(result, checks).rule}) - {""}
-
-
-def _find_verdict_otherwise(result: ClaimResult | ModelResult, checks: Sequence[Check]) -> Verdict:
-    """Return the verdict apart from the evidence of the execution; a model's row says it itself."""
-    if isinstance(result, ModelResult):
-        return Verdict(str(result.evidence.get("otherwise", Verdict.VERIFIED)))
-    return Verdict.worst(check.verdict for check in checks if check.verdict is not Verdict.UNSHOWN)
 
 
 def _find_largest(distances: Iterable[Number | None]) -> Number | None:

@@ -175,7 +175,6 @@ class Opened:
                 "model": list(options.models),
                 "claim_timeout": options.claim_timeout,
                 "max_examples": options.max_examples,
-                "allow_quality": options.allow_quality,
                 "without_execution_evidence": options.without_execution_evidence,
                 "isa": options.isa,
                 "outputs": None if options.outputs is None else str(options.outputs),
@@ -214,9 +213,11 @@ def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
     """Return what is declared, apart from the limits, as text; defaults are left out."""
     pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
     default = Capabilities()
-    of = "; ".join(f"{glob}: {how}" for glob, how in capabilities.requantize_of.items())
-    texts = {name: str(value) for name, value in pairs.items() if value != getattr(default, name)}
-    return texts | ({"requantize_of": of} if of else {})
+    return {name: _show_declared(value) for name, value in pairs.items() if value != getattr(default, name)}
+
+
+def _show_declared(value: object) -> str:
+    return "; ".join(f"{glob}: {each}" for glob, each in value.items()) if isinstance(value, dict) else str(value)
 
 
 def find_described(options: Options, text: str | None = None, *, needs_lower: bool = True) -> RemoteBackend:

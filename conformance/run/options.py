@@ -1,7 +1,4 @@
-"""The command line of ``pytest --pyargs fx_quant_conformance``: its options, their checks, and the choice of claims.
-
-``--strict`` is pytest's own option; vendors type it to refuse QUALITY, which is the default now.
-"""
+"""The command line of ``pytest --pyargs fx_quant_conformance``: its options, their checks, and the choice of claims."""
 
 from __future__ import annotations
 
@@ -127,11 +124,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "use no waivers: every deviation counts",
     },
-    "--allow-quality": {
-        "action": "store_true",
-        "help": "let QUALITY pass: functions that are approximated within one step, not correctly rounded; without it "
-        "such a claim needs a waiver",
-    },
     "--without-execution-evidence": {
         "action": "store_true",
         "help": "let UNSHOWN pass: right numbers of which nothing shows that integers computed them, as the backend's "
@@ -195,7 +187,6 @@ class Options:
     """What names models that are handed in."""
     max_examples: int | None = None
     list_claims: bool = False
-    allow_quality: bool = False
     without_execution_evidence: bool = False
     """Lets UNSHOWN pass."""
     waivers: Path | None = None
@@ -235,7 +226,6 @@ class Options:
             (self.profile != "full", f"--profile={self.profile}"),
             (self.max_examples is not None, f"--max-examples={self.max_examples}"),
             (self.claim_timeout != CLAIM_TIMEOUTS[self.profile], f"--claim-timeout={self.claim_timeout:g}"),
-            (self.allow_quality, "--allow-quality"),
             (self.without_execution_evidence, "--without-execution-evidence"),
             (self.isa is not None, f"--isa={self.isa}"),
             (self.outputs is not None, f"--outputs={shlex.quote(str(self.outputs))}"),
@@ -248,6 +238,7 @@ class Options:
 
 
 REMOVED = {
+    "--allow-quality": "declare Capabilities.tolerance of the ops whose results are up to a step off",
     "--cache": "answers are not kept any more; --resume takes over what an earlier run has judged",
     "--deadline": "stop the run with Ctrl-C or SIGTERM, which end it with its report, and go on with --resume",
 }
@@ -260,7 +251,7 @@ def register(parser: pytest.Parser) -> None:
     for name, settings in OPTIONS.items():
         group.addoption(name, **settings)
     for name in REMOVED:
-        group.addoption(name, type=_refuse_removed(name), help=argparse.SUPPRESS)
+        group.addoption(name, nargs="?", const="", type=_refuse_removed(name), help=argparse.SUPPRESS)
 
 
 def _refuse_removed(name: str) -> Callable[[str], str]:
@@ -284,10 +275,6 @@ def read_options(config: pytest.Config) -> Options:
         raise pytest.UsageError("--resume and --failed-of: give one; both name the run that is gone on with")
     if option.waivers and option.no_waivers:
         raise pytest.UsageError("--waivers and --no-waivers: give one of the two")
-    if option.strict and option.allow_quality:
-        raise pytest.UsageError(
-            "--strict and --allow-quality: give one of the two; without both, QUALITY does not pass"
-        )
     return Options(
         backend=option.backend,
         report_dir=Path(option.report_dir).absolute() if option.report_dir else default_report_dir(option.backend),
@@ -297,7 +284,6 @@ def read_options(config: pytest.Config) -> Options:
         claims=tuple(option.claim),
         models=tuple(option.model),
         list_claims=option.list_claims,
-        allow_quality=option.allow_quality,
         without_execution_evidence=option.without_execution_evidence,
         claim_timeout=option.claim_timeout or CLAIM_TIMEOUTS[option.profile],
         waivers=Path(option.waivers).absolute() if option.waivers else None,

@@ -21,7 +21,7 @@ from fx_quant_conformance.reports.text import format_count
 from fx_quant_conformance.reports.verdicts import Outcome
 
 _MAY_DIFFER = frozenset({"started", "platform", "waivers", "findings", "resumed", "foreign_code"})
-_RULED_AGAIN = frozenset({"allow_quality", "without_execution_evidence"})
+_RULED_AGAIN = frozenset({"without_execution_evidence"})
 """Options by which a verdict passes."""
 """Header fields in which the two parts may differ."""
 

@@ -19,8 +19,8 @@ stand for themselves (``reports.selection``). An exact waiver has priority over 
 error, because neither has priority.
 
 A waiver covers a claim whose verdict is the waived one, which breaks no rule but those that the waiver names, and whose
-error is at most ``max_lsb``. Without ``max_lsb`` that is 1 LSB, as for QUALITY: the waiver covers a refusal, a crash or
-a fallback, but no wrong number. CRASHED and TIMEOUT need no rule; a waiver of CRASHED that names one covers REFUTED by
+error is at most ``max_lsb``. Without ``max_lsb`` that is 1 LSB: the waiver covers a refusal, a crash or a fallback, but
+no wrong number beyond one step. CRASHED and TIMEOUT need no rule; a waiver of CRASHED that names one covers REFUTED by
 that rule as well: a kernel that reads out of bounds may crash or give wrong numbers. A waiver that matches nothing, has
 expired, whose case got worse, or whose case now passes, fails the run.
 """
@@ -45,10 +45,10 @@ from fx_quant_conformance.reports.schema import Waiver
 from fx_quant_conformance.reports.selection import OWN, matches_glob
 from fx_quant_conformance.reports.verdicts import PASSING, VERDICTS, Verdict
 
-QUALITY_LSB = 1.0
-"""The error that QUALITY stands for (NUM-03)."""
+ONE_STEP = 1.0
+"""The error, in LSB, that a waiver covers without ``max_lsb``."""
 
-BY_RULE = frozenset({Verdict.REFUTED, Verdict.FALLBACK, Verdict.QUALITY})
+BY_RULE = frozenset({Verdict.REFUTED, Verdict.FALLBACK})
 """The verdicts that always have a rule, which their waivers name."""
 
 MOST_NAMED = 5
@@ -97,7 +97,7 @@ class WaiverEntry:
     @property
     def allowed_lsb(self) -> float:
         """The largest error, in LSB, that the waiver covers."""
-        return QUALITY_LSB if self.max_lsb is None else self.max_lsb
+        return ONE_STEP if self.max_lsb is None else self.max_lsb
 
     def to_row(self) -> Waiver:
         """Return the waiver's entry in the results file; infinity is spelled out."""

@@ -44,8 +44,11 @@ class Comparison:
     """|q - v| and the slack of that element."""
     is_within_one: bool = True
     """Every element is within one step and the slack."""
-    is_function: bool = False
-    """The output is that of a function that kernels approximate."""
+    is_tolerated: bool = False
+    """Every element is within what the backend declares as its tolerance."""
+    beyond: int = 0
+    """Number of elements that pass their bound."""
+    elements: int = 0
     allowed: str = "0.5 + "
     """What a right result may be off by beside the slack, in words."""
     resemblance: Resemblance | None = None
@@ -117,7 +120,9 @@ def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> C
         excess=most,
         worst=_find_worst(excess, distance, allowed),
         is_within_one=is_within_one,
-        is_function=exact.is_function,
+        is_tolerated=bool(((distance <= exact.tolerance + allowed) & ~is_outside).all()),
+        beyond=int((excess > 0).sum()),
+        elements=excess.numel(),
         allowed=format_allowed(exact),
         resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
@@ -200,15 +205,16 @@ def find_grid_fault(where: Where, exact: Exact, output: Tensor, grids: InputGrid
 
 @guard("numerics.distance")
 def find_distance_fault(comparison: Comparison, moves_only: bool) -> Iterator[Fault]:
-    """Find that an output passes its bound: within one step it is QUALITY, of a function that is approximated."""
+    """Find that an output passes its bound: it is TOLERATED where that is declared, within a step, and else wrong."""
     if comparison.excess <= 0:
         return
     text = f"{comparison.where}: distance {comparison.worst[0]:.6g} LSB, allowed {comparison.bound}"
-    is_approximation = comparison.is_within_one and comparison.is_function and not moves_only  # rule: NUM-03
+    is_tolerated = comparison.is_tolerated and not moves_only  # rule: NUM-03
+    is_near = comparison.is_within_one and not is_tolerated and not moves_only
     yield Fault(
         rule=comparison.rule,
-        message=f"within one step, not correctly rounded: {text}" if is_approximation else text,
-        verdict=Verdict.QUALITY if is_approximation else Verdict.REFUTED,
+        message=f"{text}: within one step, which Capabilities.tolerance does not grant" if is_near else text,
+        verdict=Verdict.TOLERATED if is_tolerated else Verdict.REFUTED,
         where=comparison.where,
         evidence=comparison.evidence,
         size=comparison.excess,

@@ -77,6 +77,7 @@ def capabilities_for(bench: Bench, state: CaseState) -> Capabilities:
         half_row_qparams=False,
         requantize=Requantize(),
         requantize_of={},
+        tolerance={},
     )
 
 
@@ -97,15 +98,24 @@ def add_numbers(check: Check, comparisons: Sequence[Comparison]) -> Check:
     """Return the check of the stage with the numbers of all comparisons, and what rounding wrong ones look like."""
     if check.verdict is Verdict.UNEXERCISED or not comparisons:
         return check
+    texts = (*_tell_tolerated(check, comparisons), check.message, _format_rounding(comparisons, check.verdict))
     return replace(
         check,
         rule=comparisons[0].rule if check.verdict is Verdict.VERIFIED else check.rule,
-        message="; ".join(filter(None, (check.message, _format_rounding(comparisons, check.verdict)))),
+        message="; ".join(filter(None, texts)),
         max_lsb=_largest_finite(each.max_lsb for each in comparisons),
         slack_lsb=_largest_finite(each.slack_lsb for each in comparisons),
         allowed=_format_bound(comparisons),
         statistics=summarize(each.sample for each in comparisons if each.sample is not None),
     )
+
+
+def _tell_tolerated(check: Check, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yield for how many results a declared tolerance was needed, and how far off they are, where one was."""
+    if check.verdict is Verdict.TOLERATED:
+        beyond, elements = (sum(getattr(each, name) for each in comparisons) for name in ("beyond", "elements"))
+        largest = max(each.worst[0] for each in comparisons if each.excess > 0)
+        yield f"{beyond:,} of {elements:,} results beyond the nearest, as declared, the largest {largest:.3g} LSB off"
 
 
 def _format_rounding(comparisons: Sequence[Comparison], verdict: Verdict) -> str:

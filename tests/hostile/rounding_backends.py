@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fx_quant_conformance.backends.base import Execution, RoundingMode
+from fx_quant_conformance.backends.base import Capabilities, Execution, RoundingMode, Tolerance
 from tests.conformance.support.told import name_ops
 from tests.mutants.integer_kernels import IntegerBackend
 from tests.mutants.reference_kernels import Stepped
@@ -22,6 +23,22 @@ FLOORS_AS_DECLARED_OF_LINEAR = IntegerBackend(
     rounded(torch.floor), "floors_linear", requantize_of={"nn.Linear": declares(mode=RoundingMode.DOWN)["requantize"]}
 )
 """Rounds down, and says so of linear layers alone."""
+FLOORS_WITHIN_A_TOLERANCE = IntegerBackend(
+    rounded(torch.floor), "floors_tolerated", tolerance={"nn.Linear": Tolerance(lsb=1)}
+)
+"""Rounds down, and has linear layers tolerated."""
+
+
+def _round_down_but_once(r: Tensor) -> Tensor:
+    found = r.floor()
+    found.flatten()[:1] += 2
+    return found
+
+
+WRONG_WITHIN_A_TOLERANCE = IntegerBackend(
+    rounded(_round_down_but_once), "wrong_tolerated", tolerance={"nn.*": Tolerance(lsb=1)}
+)
+"""Rounds down, and gives a first result that is beyond a step off."""
 
 
 def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
@@ -36,3 +53,12 @@ class _Reporting(Stepped):
 
 ROUGH_SIGMOID = _Reporting("called", _approximate)
 """Its sigmoid is 0.4 steps too high before it is rounded."""
+
+
+class _Tolerated(_Reporting):
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), tolerance={"nn.Sigmoid": Tolerance(lsb=0.95)})
+
+
+TOLERATED_SIGMOID = _Tolerated("called", _approximate)
+"""The same, declared."""

@@ -91,18 +91,18 @@ def test_floats_that_the_numbers_show_are_not_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("otherwise", "allows", "accepts", "passes_then"),
+    ("otherwise", "accepts", "passes_then"),
     [
-        (Verdict.VERIFIED, False, True, True),
-        (Verdict.VERIFIED, True, False, False),
-        (Verdict.QUALITY, True, True, True),
-        (Verdict.QUALITY, False, True, False),
+        (Verdict.VERIFIED, True, True),
+        (Verdict.VERIFIED, False, False),
+        (Verdict.TOLERATED, True, True),
+        (Verdict.TOLERATED, False, False),
     ],
 )
 def test_no_lesser_verdict_hides_behind_it(
-    tmp_path: Path, otherwise: Verdict, allows: bool, accepts: bool, passes_then: bool
+    tmp_path: Path, otherwise: Verdict, accepts: bool, passes_then: bool
 ) -> None:
-    chosen = options(tmp_path, allow_quality=allows, without_execution_evidence=accepts)
+    chosen = options(tmp_path, without_execution_evidence=accepts)
     run = Run.of(Setup(options=chosen, text=""), open_run(chosen, fakes.Silent()).make_outline())
     claim, check = run.outline.units[-1], partial(Check, claim=run.outline.units[-1].id, rule="LOW-04", outcome="fail")
     sent = (

@@ -201,7 +201,7 @@ DOCUMENT = """\
 Written by `python -m tests.mutation --write-doc` (torch {torch}, {cpu}): do not edit. The mutation gate takes
 backends with one seeded fault each (`tests/mutants`) through the suite as a vendor's is. A fault is *found* when some
 claim or model is REFUTED, FALLBACK, CRASHED or TIMEOUT, or when a check of the flow leaves a model UNEXERCISED. Nothing
-else counts: QUALITY does not. Each mutant names the rules of which one should be broken. It is *blamed rightly* when
+else counts: TOLERATED does not. Each mutant names the rules of which one should be broken. It is *blamed rightly* when
 most of what is found is under these rules. Honest variants differ within the rules, and nothing of theirs may be found
 faulty.
 

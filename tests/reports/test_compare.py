@@ -33,7 +33,7 @@ def test_a_cell_is_the_worst_of_its_claims(runs: Any) -> None:
     rows = [
         runs.claim("a", max_lsb=0.4),
         runs.claim("b", verdict="REFUTED", waived=True, max_lsb=18.0, seconds=2.0),
-        runs.claim("c", verdict="QUALITY", max_lsb=None),
+        runs.claim("c", verdict="TOLERATED", max_lsb=None),
     ]
     [line] = build_board([runs.results(rows)]).lines
     [cell] = line.cells
@@ -44,7 +44,11 @@ def test_a_cell_is_the_worst_of_its_claims(runs: Any) -> None:
 
 
 def test_coverage_is_counted_per_backend(runs: Any) -> None:
-    rows = [runs.claim("a"), runs.claim("b", pattern="nn.ReLU", verdict="REFUTED"), runs.claim("c", verdict="QUALITY")]
+    rows = [
+        runs.claim("a"),
+        runs.claim("b", pattern="nn.ReLU", verdict="REFUTED"),
+        runs.claim("c", verdict="TOLERATED"),
+    ]
     page = Page(render_board([runs.results(rows)]))
     [header, row] = page.tables["Claims and verdicts of each backend"]
     found = dict(zip(header, row, strict=True))
@@ -55,7 +59,7 @@ def test_coverage_is_counted_per_backend(runs: Any) -> None:
         "2",
         "0",
     )
-    assert (found["verified"], found["refuted"], found["quality"], found["crashed"]) == ("1", "1", "1", "0")
+    assert (found["verified"], found["refuted"], found["tolerated"], found["crashed"]) == ("1", "1", "1", "0")
     assert (found["seconds"], found["claims per second"]) == ("76", "0.04")
 
 
@@ -135,7 +139,7 @@ def test_a_line_differs_if_two_backends_that_claim_it_do(runs: Any) -> None:
     verdicts: dict[str, list[str | None]] = {
         "nn.Alike": ["REFUTED", "REFUTED", None],
         "nn.Alone": ["CRASHED", None, None],
-        "nn.Unlike": ["VERIFIED", None, "QUALITY"],
+        "nn.Unlike": ["VERIFIED", None, "TOLERATED"],
         "nn.All": ["VERIFIED", "VERIFIED", "VERIFIED"],
     }
     files = [
@@ -149,7 +153,7 @@ def test_a_line_differs_if_two_backends_that_claim_it_do(runs: Any) -> None:
 
 
 def test_families_are_summed_up_per_backend(runs: Any) -> None:
-    verdicts = {"nn.Conv2d": "VERIFIED", "nn.Conv1d+nn.ReLU": "QUALITY", "F.relu": "VERIFIED", "npu.Own": "REFUTED"}
+    verdicts = {"nn.Conv2d": "VERIFIED", "nn.Conv1d+nn.ReLU": "TOLERATED", "F.relu": "VERIFIED", "npu.Own": "REFUTED"}
     a = runs.results([runs.claim(name, pattern=name, verdict=verdict) for name, verdict in verdicts.items()])
     b = runs.results([runs.claim("x", pattern="nn.Tanh")], backend="x86")
     page = Page(render_board([a, b]))

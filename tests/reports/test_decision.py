@@ -47,7 +47,7 @@ def stopped(runs: Any, count: int) -> Results:
             {},
             "PASS with 2 waivers (first expires 2031-01-31), 1 of 3 claims verified (33 %)",
         ),
-        ("VERIFIED QUALITY", {}, "PASS with 1 QUALITY allowed, 1 of 2 claims verified (50 %)"),
+        ("VERIFIED TOLERATED", {}, "PASS with 1 TOLERATED, 1 of 2 claims verified (50 %)"),
         (
             "CRASHED REFUTED REFUTED VERIFIED refuted",
             {},

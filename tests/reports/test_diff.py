@@ -26,7 +26,7 @@ def change(runs: Any, old: dict[str, Any], new: dict[str, Any]) -> tuple[Change,
     [
         ({}, {"verdict": "REFUTED"}, "passed before"),
         ({}, {"verdict": "UNEXERCISED"}, "passed before"),
-        ({}, {"verdict": "QUALITY"}, "was VERIFIED"),
+        ({}, {"verdict": "TOLERATED"}, "was VERIFIED"),
         ({"verdict": "FALLBACK"}, {"verdict": "REFUTED"}, "was FALLBACK"),
         ({"verdict": "REFUTED"}, {"verdict": "CRASHED"}, "was REFUTED"),
         (WAIVED, {"verdict": "REFUTED"}, "is not waived any more"),

@@ -14,7 +14,7 @@ from fx_quant_conformance.reports.verdicts import VERDICT_TEXTS, Verdict
 from tests.reports.pages import Page
 
 Row = dict[str, Any]
-WORST_FIRST = ["CRASHED", "TIMEOUT", "REFUTED", "FALLBACK", "UNEXERCISED", "UNSHOWN", "QUALITY", "VERIFIED"]
+WORST_FIRST = ["CRASHED", "TIMEOUT", "REFUTED", "FALLBACK", "UNEXERCISED", "UNSHOWN", "TOLERATED", "VERIFIED"]
 CAPTION = "Worst verdict of each pair, and how many claims of a row or column are VERIFIED"
 
 
@@ -35,7 +35,9 @@ def test_a_cell_is_the_worst_verdict_of_its_pair_and_leads_to_its_claim(claims: 
     assert len(cells) == len(pairs)
     by_link = {attrs["href"]: attrs for attrs in cells}
     for pair in pairs.values():
-        unwaived = [claim for claim in pair if not claim["waived"] and claim["verdict"] not in ("VERIFIED", "QUALITY")]
+        unwaived = [
+            claim for claim in pair if not claim["waived"] and claim["verdict"] not in ("VERIFIED", "TOLERATED")
+        ]
         worst = min((claim["verdict"] for claim in pair), key=WORST_FIRST.index)
         shown = min(unwaived or pair, key=lambda claim: WORST_FIRST.index(claim["verdict"]))
         cell = by_link[f"#{anchor(shown['claim'])}"]

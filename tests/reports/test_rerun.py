@@ -121,8 +121,7 @@ def test_a_rerun_is_a_run_of_the_suite_by_the_options_of_the_first(
         "claim_timeout": 90.0,
         "max_examples": 3,
         "isa": "avx2",
-        "allow_quality": True,
-        "without_execution_evidence": False,
+        "without_execution_evidence": True,
     }
     words, seconds = asked(run_of(runs, *NAMES, header={"options": given}), tmp_path)
     assert words == [
@@ -133,7 +132,7 @@ def test_a_rerun_is_a_run_of_the_suite_by_the_options_of_the_first(
         "--claim-timeout=90.0",
         "--max-examples=3",
         "--isa=avx2",
-        "--allow-quality",
+        "--without-execution-evidence",
         "--claim=c1",
     ]
     assert seconds == 300 + 2 * 90

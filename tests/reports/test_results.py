@@ -80,7 +80,7 @@ check_rows = st.fixed_dictionaries(
 @given(st.lists(claim_rows | check_rows, max_size=8))
 def test_a_file_gives_back_what_was_written(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     path = tmp_path_factory.mktemp("round") / "results.jsonl"
-    header = _header() | {"options": {"allow_quality": False}}
+    header = _header() | {"options": {"without_execution_evidence": False}}
     with ResultsWriter(path) as writer:
         for row in (header, *rows):
             writer.write_line(json.dumps(row))
@@ -113,42 +113,19 @@ def test_a_cut_file_keeps_every_whole_row_and_is_incomplete(tmp_path_factory: An
 
 
 def test_verdicts_are_ordered_worst_first_and_nothing_shown_is_unexercised() -> None:
-    names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED UNSHOWN QUALITY VERIFIED"
+    names = "CRASHED TIMEOUT REFUTED FALLBACK UNEXERCISED UNSHOWN TOLERATED VERIFIED"
     assert " ".join(VERDICTS) == names
-    assert {"QUALITY", "VERIFIED"} == PASSING
+    assert {"TOLERATED", "VERIFIED"} == PASSING
     assert Verdict.worst(VERDICTS[::-1]) is Verdict.CRASHED
     assert Verdict.worst([]) is Verdict.UNEXERCISED
 
 
 def test_a_run_in_which_everything_passes_is_a_pass(runs: Any) -> None:
-    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY"), *runs.refuted(waived=True)]
+    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="TOLERATED"), *runs.refuted(waived=True)]
     results = runs.results(rows)
     assert (results.outcome, results.problems) == (Outcome.PASS, ())
-    assert results.counts == {"REFUTED": 1, "QUALITY": 1, "VERIFIED": 1}
+    assert results.counts == {"REFUTED": 1, "TOLERATED": 1, "VERIFIED": 1}
     assert results.waived == 1
-
-
-@pytest.mark.rule("NUM-03")
-@pytest.mark.parametrize(
-    ("options", "row", "passes", "problem"),
-    [
-        ({"allow_quality": False}, {"allowed": False}, False, ""),
-        ({"allow_quality": True}, {"allowed": True}, True, ""),
-        ({"allow_quality": True}, {"allowed": False}, False, ""),
-        ({"allow_quality": False}, {"allowed": True}, True, "1 rows are allowed QUALITY; the run was made without"),
-        ({}, {"allowed": False}, False, ""),
-    ],
-)
-def test_quality_passes_where_the_run_allowed_it(
-    runs: Any, options: dict[str, Any], row: dict[str, Any], passes: bool, problem: str
-) -> None:
-    rows = [runs.check(), runs.claim(), runs.claim("b", verdict="QUALITY", **row)]
-    path = runs.lines(rows, options=options)
-    results = read_results(path)
-    assert {claim.claim: claim.passes for claim in results.claims}["b"] is passes
-    assert results.outcome is (Outcome.PASS if passes and not problem else Outcome.FAIL)
-    assert problem in "".join(results.problems)
-    assert results.allowed == passes
 
 
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v not in PASSING])
@@ -198,7 +175,7 @@ def test_failures_come_worst_first_without_waived_and_unexercised(runs: Any) -> 
 
 
 def test_the_leading_check_is_the_first_of_the_worst(runs: Any) -> None:
-    changes = [{}, {"verdict": "QUALITY"}, {"verdict": "REFUTED", "outcome": "fail", "rule": "X"}]
+    changes = [{}, {"verdict": "TOLERATED"}, {"verdict": "REFUTED", "outcome": "fail", "rule": "X"}]
     results = runs.results([*(runs.check(**change) for change in changes), runs.claim(verdict="REFUTED")])
     assert leading_check(results.checks).rule == "X"  # type: ignore[union-attr]
     assert leading_check(results.checks[:1]) is None

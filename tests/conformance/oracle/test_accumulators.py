@@ -43,7 +43,7 @@ def test_the_step_of_an_accumulator_is_that_of_its_products() -> None:
     _, scales = weighted(layer, False)
     assert step_of(exact(nn.Sequential(layer), images())) == float(SX * scales[0])
     relu = exact(nn.Sequential(layer, nn.ReLU()), images())
-    assert step_of(relu) == float(SX * scales[0]) and not relu.is_function
+    assert step_of(relu) == float(SX * scales[0])
 
 
 @pytest.mark.rule("NUM-04")
@@ -65,14 +65,13 @@ def test_ops_without_a_weight_have_accumulators_too(function: Callable[..., Any]
     model = Two(function) if function in (torch.mul, torch.add) else One(lambda x: function(x, x))
     found = exact(model, images(), second) if isinstance(model, Two) else exact(model, images())
     assert step_of(found) == step
-    assert not found.is_function
 
 
 @pytest.mark.rule("NUM-03")
 @pytest.mark.parametrize("layer", (nn.Hardswish(), nn.ELU()), ids=str)
 def test_a_function_is_none_of_integers_and_is_rounded_to_nearest(layer: nn.Module) -> None:
     found = exact(nn.Sequential(layer), images(), requantize=Requantize(rounding=RoundingMode.DOWN))
-    assert found.is_function and found.accumulator is None
+    assert found.accumulator is None
     assert found.requantize == Requantize() and found.target.half == 0.5
 
 

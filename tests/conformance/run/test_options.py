@@ -81,7 +81,6 @@ def test_repro_keeps_what_is_not_the_default() -> None:
     command = repro(IDS[1], profile="quick", max_examples=5, claim_timeout=0.5, isa="avx2")
     assert "--profile=quick --max-examples=5 --claim-timeout=0.5 --isa=avx2 --claim " in command
     assert "timeout" not in repro(IDS[1], profile="stress", claim_timeout=600.0)
-    assert "--allow-quality --claim" in repro(IDS[1], allow_quality=True)
     assert "--no-waivers --claim" in repro(IDS[1], no_waivers=True)
     assert "--waivers='/a b.toml' --claim" in repro(IDS[1], waivers=Path("/a b.toml"))
 
@@ -90,7 +89,6 @@ def parse(*words: str) -> argparse.Namespace:
     """Parse a command line of the suite's options and of pytest's own that it reads."""
     parser = pytest.Parser(_ispytest=True)
     register(parser)
-    parser.addoption("--strict", action="store_true")
     return parser.parse(words)
 
 
@@ -106,6 +104,7 @@ def parse(*words: str) -> argparse.Namespace:
         ("--shard=9/8", "expected K/N with 1 <= K <= N, such as 2/8, found '9/8'"),
         ("--shard=a/b", "expected K/N with 1 <= K <= N, such as 2/8, found 'a/b'"),
         ("--cache=d", "is gone: answers are not kept any more; --resume takes over"),
+        ("--allow-quality", "is gone: declare Capabilities.tolerance of the ops"),
         ("--deadline=5", "is gone: stop the run with Ctrl-C or SIGTERM"),
     ],
 )
@@ -117,7 +116,7 @@ def test_the_value_of_an_option_is_checked(word: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("--waivers=x", "--no-waivers"), ("--strict", "--allow-quality"), ("--resume=x", "--failed-of=x")],
+    [("--waivers=x", "--no-waivers"), ("--resume=x", "--failed-of=x")],
     ids=" ".join,
 )
 def test_of_two_options_that_contradict_each_other_one_is_to_be_given(words: tuple[str, ...]) -> None:

@@ -57,7 +57,6 @@ def test_the_header_says_what_was_run(good: Ran) -> None:
         "isa": None,
         "outputs": None,
         "max_examples": None,
-        "allow_quality": False,
         "without_execution_evidence": False,
     }
     assert (header.profile, header.waivers) == ("quick", {})

@@ -25,25 +25,22 @@ def session(tmp_path: Path) -> Callable[..., Session]:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "result", "is_allowed", "status"),
+    ("verdict", "result", "status"),
     [
-        (Verdict.QUALITY, "pass", False, 1),
-        (Verdict.QUALITY, "pass", True, 0),
-        (Verdict.UNEXERCISED, "skip", True, 1),
-        (Verdict.FALLBACK, "pass", True, 1),
-        (Verdict.REFUTED, "fail", True, 1),
+        (Verdict.TOLERATED, "pass", 0),
+        (Verdict.UNEXERCISED, "skip", 1),
+        (Verdict.FALLBACK, "pass", 1),
+        (Verdict.REFUTED, "fail", 1),
     ],
 )
-def test_the_worst_check_decides_and_quality_passes_only_where_the_run_allows_it(
-    session: Callable[..., Session], verdict: Verdict, result: str, is_allowed: bool, status: int
-) -> None:
-    run = session("a", allow_quality=is_allowed)
+def test_the_worst_check_decides(session: Callable[..., Session], verdict: Verdict, result: str, status: int) -> None:
+    run = session("a")
     run.whole(run.claims[0], verdict, result, message="because of this")
     found, results = run.finish()
     assert (found, results.claims[0].verdict) == (status, verdict)
     assert results.claims[0].reason == "because of this"
     assert results.outcome is (Outcome.FAIL if status else Outcome.PASS)
-    assert results.claims[0].allowed is (status == 0) and not results.problems
+    assert not results.problems
 
 
 def test_a_skip_does_not_hide_the_failure_before_it(session: Callable[..., Session]) -> None:

@@ -214,10 +214,10 @@ def test_a_run_with_other_options_or_claims_is_another(
 def test_what_lets_a_verdict_pass_may_change(tmp_path: Path) -> None:
     """It was refused, with both dicts of options."""
     first = Session(tmp_path, ["a"])
-    first.whole(first.claims[0], Verdict.QUALITY)
+    first.whole(first.claims[0], Verdict.UNSHOWN)
     first.finish()
     for allowed in (False, True):
-        again = Session(tmp_path / f"{allowed}", ["a"], resume=first.path, allow_quality=allowed)
+        again = Session(tmp_path / f"{allowed}", ["a"], resume=first.path, without_execution_evidence=allowed)
         [rows] = read_earlier(again.run).rows.values()
         assert [row.passes for row in rows if isinstance(row, ClaimResult)] == [allowed]
 

@@ -224,7 +224,7 @@ def test_brackets_in_a_glob_may_stand_for_themselves() -> None:
         ("REFUTED", True, ""),
         ("CRASHED", False, "covers REFUTED, but the claim is CRASHED: it got worse"),
         ("FALLBACK", False, "covers REFUTED, but the claim is FALLBACK: the waiver is out of date"),
-        ("QUALITY", False, "covers REFUTED, but the claim is QUALITY: the waiver is out of date"),
+        ("TOLERATED", False, "covers REFUTED, but the claim is TOLERATED: the waiver is out of date"),
         ("VERIFIED", False, ""),
     ],
 )
@@ -289,13 +289,6 @@ def test_a_wrong_number_under_a_waiver_without_one_is_named() -> None:
     assert found.problem.endswith("covers errors up to 18 LSB, but the claim is off by 120 LSB")
 
 
-def test_quality_can_be_waived() -> None:
-    known = waiver(claim=LINEAR, verdict=Verdict.QUALITY)
-    assert ruling(known, verdict="QUALITY").waived
-    assert problems(known, linear="QUALITY") == []
-    assert problems(known, linear="VERIFIED") == [f"{known}: {LINEAR} now passes; remove the waiver"]
-
-
 def test_a_waiver_holds_on_its_last_day_and_fails_the_run_after() -> None:
     last = waiver(claim=LINEAR, expires=TODAY)
     assert ruling(last).waived and problems(last, linear="REFUTED") == []
@@ -331,7 +324,7 @@ def test_a_waiver_that_matches_nothing_names_the_nearest() -> None:
 
 def test_a_glob_under_which_a_claim_passes_is_too_wide() -> None:
     wide = waiver(glob="nn.MaxPool*")
-    assert problems(wide, p1="VERIFIED", p2="REFUTED", p3="QUALITY") == [
+    assert problems(wide, p1="VERIFIED", p2="REFUTED", p3="TOLERATED") == [
         f"{wide}: {POOLS[0]}, {POOLS[2]} now pass; narrow the glob"
     ]
 
@@ -350,7 +343,7 @@ def test_a_pass_counts_only_where_every_case_was_tried(complete: bool, judged: d
 
 
 @pytest.mark.parametrize(
-    ("verdict", "is_waived"), (("QUALITY", True), ("FALLBACK", True), ("REFUTED", True), ("CRASHED", False))
+    ("verdict", "is_waived"), (("TOLERATED", True), ("FALLBACK", True), ("REFUTED", True), ("CRASHED", False))
 )
 def test_a_run_that_does_not_try_all_cases_may_find_something_milder(verdict: str, is_waived: bool) -> None:
     partly = Waivers((waiver(claim=LINEAR, verdict=Verdict.REFUTED),), TODAY, complete=False)

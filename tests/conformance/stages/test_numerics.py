@@ -38,9 +38,9 @@ def exact(*integers: float, shape: tuple[int, ...] | None = None, grid: Grid = G
     )
 
 
-def function(*integers: float, **errors: Any) -> Exact:
+def tolerant(*integers: float, **errors: Any) -> Exact:
     """The exact result of a function that kernels approximate."""
-    return replace(exact(*integers, **errors), is_function=True)
+    return replace(exact(*integers, **errors), tolerance=1.0)
 
 
 def float_output(*reals: float, step: float, **errors: float) -> Exact:
@@ -91,27 +91,27 @@ def test_the_nearest_integer_is_verified_and_its_neighbours_are_not(q: int, off:
     for neighbour in (q - 1, q + 1):
         assert verdict(of(v, neighbour)) is verdict(of(v, neighbour, moves_only=True)) is Verdict.REFUTED
         is_near = abs(neighbour - float(v.integers)) <= 1 + float(v.slack) and GRID.low <= neighbour <= GRID.high
-        close = of(replace(v, is_function=True), neighbour)
-        assert verdict(close) is (Verdict.QUALITY if is_near else Verdict.REFUTED)
+        close = of(replace(v, tolerance=1.0), neighbour)
+        assert verdict(close) is (Verdict.TOLERATED if is_near else Verdict.REFUTED)
 
 
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("errors", ({}, {"accumulation": 2.0**-10}, {"bias": 2.0**-9, "upstream": 2.0**-9}), ids=str)
-def test_just_beyond_the_slack_is_refuted_and_of_a_function_of_lesser_quality(errors: dict[str, Any]) -> None:
+def test_just_beyond_the_slack_is_refuted_or_tolerated_where_that_is_declared(errors: dict[str, Any]) -> None:
     """Beside the errors given: 3·89.5 + 100.5 roundings of float32 for a result at 100.5 of a grid around 11."""
     allowed = 369 * 2.0**-24 + sum(errors.values())
     output = GRID.values(torch.tensor([100]))
     assert float(exact(100.5, **errors).slack) == pytest.approx(allowed, rel=1e-9)
     assert verdict(compared(exact(100.5 + 0.999 * allowed, **errors), output)) is Verdict.VERIFIED
     assert verdict(compared(exact(100.5 + 1.001 * allowed, **errors), output)) is Verdict.REFUTED
-    assert verdict(compared(function(100.5 + 1.001 * allowed, **errors), output)) is Verdict.QUALITY
+    assert verdict(compared(tolerant(100.5 + 1.001 * allowed, **errors), output)) is Verdict.TOLERATED
 
 
 @pytest.mark.rule("NUM-04")
 def test_errors_of_a_step_and_more_excuse_the_next_integer_but_not_the_one_after() -> None:
-    doubtful = function(20.0, upstream=1.0)
+    doubtful = tolerant(20.0, upstream=1.0)
     assert verdict(of(doubtful, 21)) is verdict(of(doubtful, 19)) is Verdict.VERIFIED
-    assert verdict(of(doubtful, 22)) is Verdict.QUALITY
+    assert verdict(of(doubtful, 22)) is Verdict.TOLERATED
     assert verdict(of(doubtful, 23)) is Verdict.REFUTED
 
 
@@ -119,28 +119,28 @@ def test_errors_of_a_step_and_more_excuse_the_next_integer_but_not_the_one_after
 @pytest.mark.parametrize(
     ("v", "q", "expected"),
     (
-        (20.0, 21, Verdict.QUALITY),
-        (20.6, 20, Verdict.QUALITY),
+        (20.0, 21, Verdict.TOLERATED),
+        (20.6, 20, Verdict.TOLERATED),
         (20.0, 22, Verdict.REFUTED),
         (20.1, 18.0, Verdict.REFUTED),
         (20.4, 22, Verdict.REFUTED),
         (0.0, 255, Verdict.REFUTED),
-        (255.0, 254, Verdict.QUALITY),
+        (255.0, 254, Verdict.TOLERATED),
     ),
 )
-def test_within_one_step_of_a_function_or_not(v: float, q: float, expected: Verdict) -> None:
+def test_within_a_declared_step_or_not(v: float, q: float, expected: Verdict) -> None:
     assert judged(of(exact(v), q)).verdict is Verdict.REFUTED
-    check = judged(of(function(v), q))
+    check = judged(of(tolerant(v), q))
     assert (check.verdict, check.rule) == (expected, "NUM-03")
-    assert check.outcome == ("pass" if expected is Verdict.QUALITY else "fail")
+    assert check.outcome == ("pass" if expected is Verdict.TOLERATED else "fail")
     assert "a case" in check.message and f"{abs(q - v):.6g} LSB" in check.message
 
 
 def test_the_comparisons_that_do_not_pass_are_counted() -> None:
-    """20.4 is 20; 21 is a step that QUALITY grants; 23 and 30 are wrong."""
-    comparisons = [of(function(20.4), q) for q in (20, 21, 23, 30)]
+    """20.4 is 20; 21 is a step that a tolerance grants; 23 and 30 are wrong."""
+    comparisons = [of(tolerant(20.4), q) for q in (20, 21, 23, 30)]
     assert (judged(*comparisons).cases, judged(*comparisons).failing) == (4, 2)
-    assert judged(*(of(function(20.4), q, moves_only=True) for q in (20, 21, 23, 30))).failing == 3
+    assert judged(*(of(tolerant(20.4), q, moves_only=True) for q in (20, 21, 23, 30))).failing == 3
     assert judged(*comparisons[:1]).failing == 0
 
 
@@ -250,9 +250,9 @@ def test_what_is_right_needs_no_evidence() -> None:
 
 
 def test_the_worst_verdict_decides_whatever_the_distances_are() -> None:
-    right, close, wrong = of(exact(20.0), 20), of(function(20.0), 21), of(exact(20.0), 25)
+    right, close, wrong = of(exact(20.0), 20), of(tolerant(20.0), 21), of(exact(20.0), 25)
     in_float = compared(exact(20.3), GRID.values(torch.tensor([20.3])))
-    assert verdict(right, close) is Verdict.QUALITY
+    assert verdict(right, close) is Verdict.TOLERATED
     assert verdict(close, in_float, right) is Verdict.FALLBACK
     assert verdict(in_float, wrong, close) is Verdict.REFUTED
 
@@ -311,7 +311,7 @@ def test_a_run_without_an_output_is_refuted_by_its_own_rule() -> None:
 
 def test_what_else_is_as_bad_is_listed() -> None:
     wrong = [of(exact(20.0), 20 + off) for off in (30, 40, 50)]
-    check = judged(of(exact(20.0), 20), *wrong, of(function(20.0), 21))
+    check = judged(of(exact(20.0), 20), *wrong, of(tolerant(20.0), 21))
     evidence: Any = check.evidence
     assert "50 LSB" in check.message
     assert [other.split(" LSB")[0] for other in evidence["others"]] == ["a case: distance 30", "a case: distance 40"]

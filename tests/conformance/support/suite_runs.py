@@ -123,7 +123,6 @@ def options(folder: Path, **changes: Any) -> Options:
         max_examples=None,
         claims=(),
         list_claims=False,
-        allow_quality=False,
         claim_timeout=60.0,
         waivers=None,
         no_waivers=False,

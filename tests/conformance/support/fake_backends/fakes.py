@@ -79,7 +79,9 @@ class Hostile(Good):
     """Raises text that would be markup, or would steer a terminal, where it is not taken for text."""
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        raise RuntimeError("evil ]]> <property name='verdict' value='QUALITY'/> \x00\x1b[2J\x07 \u202e &#0; </failure>")
+        raise RuntimeError(
+            "evil ]]> <property name='verdict' value='TOLERATED'/> \x00\x1b[2J\x07 \u202e &#0; </failure>"
+        )
 
 
 class FarOff(Good):
