@@ -151,39 +151,59 @@ class Requantize:
     What is declared is right within the bound that follows from it (NUM-04), and nothing else is. TFLite and gemmlowp:
     ``Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)``.
 
-    Raises ValueError for a number of bits that is none from 8 to 62, ``rounds_twice`` that is no bool or has no
-    multiplier, or a rounding that is no RoundingMode.
+    Raises ValueError for a number of bits that is none from 8 to 62, ``fraction_bits`` beside ``multiplier_bits``, what
+    belongs to a multiplier without one, or a rounding that is no RoundingMode.
     """
 
     multiplier_bits: int | None = None
     """Bits of a fixed-point multiplier: the factor s_x·s_w / s_y is held as a mantissa of so many bits, rounded to
-    nearest, and a power of two. None: the factor is a float32."""
+    nearest, and a power of two. None: the factor is a float32, or has ``fraction_bits``."""
+
+    fraction_bits: int | None = None
+    """Bits behind the point of a fixed-point factor: it is rounded to the nearest multiple of 2⁻ⁿ, however small it is.
+    XNNPACK's leaky relu has 8. It counts where a single factor takes the accumulator to the output: not for sums of two
+    tensors, and not where the accumulator's step is not known, as of average pooling."""
 
     rounds_twice: bool = False
     """Whether the product with the multiplier is rounded to an integer before it is shifted right, which rounds again;
     ``rounding`` is that of the shift."""
+
+    spare_bits: int = 0
+    """By how many bits a multiplier that is rounded twice may be smaller than a mantissa of at least 1/2: the shift is
+    as much shorter, and the first rounding counts 2ⁿ times. TFLite's mean has 1, as it divides the multiplier by the
+    number of elements."""
 
     rounding: RoundingMode = RoundingMode.NEAREST
     """The last rounding. One that is named is judged at exact ties too; NEAREST leaves them open."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        bits = self.multiplier_bits
-        is_number = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_BITS <= bits <= MOST_BITS
-        if bits is not None and not is_number:
+        for name in ("multiplier_bits", "fraction_bits"):
+            bits = getattr(self, name)
+            is_number = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_BITS <= bits <= MOST_BITS
+            if bits is not None and not is_number:
+                raise ValueError(
+                    f"Requantize.{name}: found {bits!r}; give a number from {LEAST_BITS} to {MOST_BITS}, or None "
+                    "if the factor is a float32"
+                )
+        if self.multiplier_bits is not None and self.fraction_bits is not None:
             raise ValueError(
-                f"Requantize.multiplier_bits: found {bits!r}; give a number from {LEAST_BITS} to {MOST_BITS}, or None "
-                "if the factor is a float32"
+                "Requantize.fraction_bits: found beside multiplier_bits; a factor has a mantissa of so many bits, or a "
+                "fraction of so many: give one"
             )
-        if self.rounds_twice and bits is None:
+        if self.rounds_twice and self.multiplier_bits is None:
             raise ValueError("Requantize.rounds_twice: found True without multiplier_bits; give these too (TFLite: 31)")
+        if self.spare_bits and not self.rounds_twice:
+            raise ValueError(f"Requantize.spare_bits: found {self.spare_bits} without rounds_twice; give both, or none")
         if not isinstance(self.rounding, RoundingMode):
             modes = ", ".join(f"RoundingMode.{mode.name}" for mode in RoundingMode)
             raise ValueError(f"Requantize.rounding: found {self.rounding!r}; give one of {modes}")
 
     def __str__(self) -> str:
         factor = "float32" if self.multiplier_bits is None else f"multiplier of {self.multiplier_bits} bits"
-        return f"{factor}, {'rounded twice, ' * self.rounds_twice}{self.rounding.value}"
+        factor = factor if self.fraction_bits is None else f"factor of {self.fraction_bits} fraction bits"
+        spare = f"{self.spare_bits} spare, " if self.spare_bits else ""
+        return f"{factor}, {spare}{'rounded twice, ' * self.rounds_twice}{self.rounding.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

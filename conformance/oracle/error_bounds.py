@@ -213,17 +213,20 @@ def bound_dot_products(call: OpCall) -> Errors:
 
     Either b is brought to the accumulator's steps, b / (s_x·s_w), which rounds product and quotient, and the integer
     becomes a float: 2u·|b| + u·|y − b|; or the integer does, and is multiplied by s_x·s_w: 3u·|y − b|. The sum rounds
-    once. Product and bias may cancel, these errors do not.
+    once. A multiplier of n bits may be that of the product alone, before b is added: 2⁻ⁿ·|y − b| more. Product and bias
+    may cancel, these errors do not.
     """
     errors = bound_products(call)
     x, w, bias, _ = read_operands(call)
+    bits = call.capabilities.requantize.multiplier_bits
     is_summed = call.capabilities.int32_bias or call.capabilities.float_accumulation
     is_of_weights = "weights" in w.errors  # models in float64 are compared: nothing is rounded
     has_steps = find_accumulator_step(call.function, x, w, call.result) is not None
     if bias is None or is_summed or is_of_weights or not has_steps:
         return errors
     added = bias.double().reshape(-1, *[1] * (w.real.dim() - 2))
-    rounded = 2 * U * added.abs() + 3 * U * (call.result - added).abs() + U * call.result.abs()
+    factor = 3 * U + (0.0 if bits is None else 2.0**-bits)
+    rounded = 2 * U * added.abs() + factor * (call.result - added).abs() + U * call.result.abs()
     return add_error(errors, "bias", torch.where(added == 0, 0.0, rounded))
 
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
 from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U, Value
 from fx_quant_conformance.conformance.oracle.grids import Grid
-from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_factor, bound_first_rounding, find_target
+from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_requantizing, find_target
 
 FLOAT32 = Requantize()
 """How a kernel requantizes that declares nothing."""
@@ -56,11 +56,7 @@ class Exact:
         by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
         if self.grid is None:
             return by_cause | {"final": 2 * U * self.real.abs() / self.step}
-        by_cause["final"] = bound_factor(self.requantize, self.integers, self.grid.zero_point)
-        if self.requantize.rounds_twice and self.accumulator is not None:
-            first = bound_first_rounding(self.requantize, self.accumulator, self.grid.scale)
-            by_cause["first rounding"] = first.expand_as(self.real)
-        return by_cause
+        return by_cause | bound_requantizing(self.requantize, self.integers, self.grid, self.accumulator)
 
     @cached_property
     def slack(self) -> Tensor:
@@ -101,9 +97,8 @@ def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) ->
     if is_on_grid and not requantize.rounding.is_directed and not value.tolerance:  # no ambiguity
         return Quantized(integers=integers, node=node, computed=value)
     error = value.error()
-    slack = error / grid.scale + bound_factor(requantize, integers, grid.zero_point)  # rule: NUM-04
-    if value.accumulator is not None and requantize.rounds_twice:
-        slack = slack + bound_first_rounding(requantize, value.accumulator, grid.scale)
+    own = bound_requantizing(requantize, integers, grid, value.accumulator)
+    slack = sum(own.values(), error / grid.scale)  # rule: NUM-04
     target = find_target(requantize, value.real, grid, value.accumulator, error)
     reach = target.half + slack
     lowest, highest = target.centre - reach, target.centre + reach

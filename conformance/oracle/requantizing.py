@@ -7,15 +7,17 @@ these machines it is:
 * M is a float32 (the default): the factor rounds twice, A·M once, together 3u·|r|; the sum with z once, u·|v|.
 * M is a mantissa of n bits in [1/2, 1) and a power of two: the mantissa is rounded by at most 2⁻ⁿ⁻¹, which is 2⁻ⁿ of
   it, so r is off by 2⁻ⁿ·|r|. The factor that it is made of may come from float32: 2u·|r|. Integers add nothing more.
+* M has n bits behind the point: it is off by at most 2⁻ⁿ⁻¹, and r by 2⁻ⁿ⁻¹·|A| = 2⁻ⁿ⁻¹·|r| / M; 2u·|r| as before.
 * Rounded twice: with M = m·2⁻ᵉ, e ≥ 1, the product A·m is rounded to an integer before the shift by e. That is off by
-  at most 1/2, which the shift makes 2⁻ᵉ⁻¹ of a step: at most 1/4, and less than M. With M ≥ 1/2 nothing is shifted.
+  at most 1/2, which the shift makes 2⁻ᵉ⁻¹ of a step: at most 1/4, and less than M. With M ≥ 1/2 nothing is shifted. A
+  multiplier that may be k bits smaller, in [2⁻ᵏ⁻¹, 1), has a shift that may be k shorter: 2ᵏ⁻ᵉ⁻¹, at most 1/4.
 
 Then the integer q is: of a rounding to nearest, from v − 1/2 to v + 1/2; of one down (floor), from v − 1 to v; of one
 towards zero, from v − 1 to v for r > 0 and from v to v + 1 for r < 0; and as far beyond these ends as the above says.
 
 Where nothing is in doubt, q is one integer, at a tie the one that the declared rounding gives: no error comes before, A
-is an integer below 2²⁴, M a power of two, so that float32 and any mantissa hold M and A·M exactly; and twice rounded, A
-is even or M ≥ 1, so that the first rounding does nothing.
+is an integer below 2²⁴, M a power of two (and no smaller than the last bit behind the point), so that float32 and any
+mantissa hold M and A·M exactly; and twice rounded, A is even or M ≥ 1, so that the first rounding does nothing.
 """
 
 from __future__ import annotations
@@ -103,10 +105,24 @@ def _move(rule: OpRule, call: OpCall, values: list[Value]) -> Accumulator:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def bound_factor(requantize: Requantize, v: Tensor, zero_point: int) -> Tensor:
+def bound_requantizing(
+    requantize: Requantize, v: Tensor, grid: Grid, accumulator: Accumulator | None
+) -> dict[str, Tensor]:
+    """How far requantizing may be off by cause, in steps (derived above), for results v."""
+    bounds = {"final": bound_factor(requantize, v, grid, accumulator)}
+    if requantize.rounds_twice and accumulator is not None:
+        bounds["first rounding"] = bound_first_rounding(requantize, accumulator, grid.scale).expand_as(v)
+    return bounds
+
+
+def bound_factor(requantize: Requantize, v: Tensor, grid: Grid, accumulator: Accumulator | None) -> Tensor:
     """How far the factor and what follows it may be off, in steps (derived above), for results v."""
-    r = (v - zero_point).abs()
-    bits = requantize.multiplier_bits
+    r, bits = (v - grid.zero_point).abs(), requantize.multiplier_bits
+    if requantize.fraction_bits is not None:
+        step = None if accumulator is None else accumulator.step
+        is_known = step is not None and bool((step > 0).all())
+        total = torch.zeros_like(r) if step is None or not is_known else r * grid.scale / step
+        return 2 * U * r + 2.0 ** -(requantize.fraction_bits + 1) * total
     return (3 * r + v.abs()) * U if bits is None else (2 * U + 2.0**-bits) * r
 
 
@@ -121,8 +137,9 @@ def bound_first_rounding(requantize: Requantize, accumulator: Accumulator, outpu
         return torch.tensor(_UNKNOWN, dtype=torch.float64)
     mantissa, exponent = torch.frexp(accumulator.step.double() / output_step)
     is_near = mantissa >= 1 - max(_NEAR, 2.0 ** -(requantize.multiplier_bits or 0))
-    longer, shorter = (_bound_at(exponent + more) for more in (0, 1))
-    return torch.where(is_near, torch.maximum(longer, shorter), longer)
+    shifts = [_bound_at(exponent + more) for more in range(requantize.spare_bits + 2)]
+    longer, shorter = (torch.stack(each).amax(0) for each in (shifts[:-1], shifts))
+    return torch.where(is_near, shorter, longer)
 
 
 def _bound_at(exponent: Tensor) -> Tensor:
@@ -166,6 +183,8 @@ def _decide_certain(
     total = real / accumulator.step
     whole, (mantissa, exponent) = total.round(), torch.frexp(accumulator.step.double() / grid.scale)
     is_certain = (error == 0) & (mantissa == 0.5) & ((total - whole).abs() <= TIE) & (whole.abs() < _LARGEST)
+    if requantize.fraction_bits is not None:
+        is_certain &= exponent > -requantize.fraction_bits
     if requantize.rounds_twice:
         is_certain &= (whole.remainder(2) == 0) | (exponent >= 1)
     if accumulator.ends is not None:

@@ -44,6 +44,8 @@ def _read_option(call: OpCall, name: str, position: int, default: Any = None) ->
 
 Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
 """The steepest slope of a function within the whole error of its operand, for a call and that error."""
+Step: TypeAlias = Callable[[OpCall], Tensor | None]
+"""The step of the accumulator that a function's results are made of."""
 
 
 class Elementwise(NamedTuple):
@@ -56,6 +58,7 @@ class Elementwise(NamedTuple):
     """How far the function of the dequantized value is off, in real units."""
     arithmetic: str = FUNCTION
     """RESCALE for a function that is one factor or another, which integers compute as they compute a product."""
+    step: Step | None = None
 
 
 def bound_elementwise(function: Elementwise, call: OpCall) -> Errors:
@@ -80,6 +83,14 @@ def _find_tanh_slope(call: OpCall, error: Tensor) -> Tensor:
 
 def _find_leaky_slope(call: OpCall, error: Tensor) -> float:
     return max(1.0, abs(float(_read_option(call, "negative_slope", 1, 0.01))))
+
+
+def _find_step_of_leaky(call: OpCall) -> Tensor | None:
+    """The integers of x are the accumulator, in steps of s_x, or of a·s_x where they are negative."""
+    x, slope = call.values()[0], abs(float(_read_option(call, "negative_slope", 1, 0.01)))
+    if x.step is None or x.step.numel() > 1 or not slope:
+        return None
+    return torch.where(x.real < 0, slope * x.step, x.step)
 
 
 def _find_softplus_slope(call: OpCall, error: Tensor) -> Tensor:
@@ -122,6 +133,7 @@ _ELEMENTWISE = (
         _find_leaky_slope,
         lambda call: gamma(2) * call.result.abs(),
         RESCALE,
+        _find_step_of_leaky,
     ),
     # x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
     # The slope is 1 or a·eˣ.
@@ -368,15 +380,22 @@ def _read_channel_norm(call: OpCall, axis: int, axes: tuple[int, ...], uses_inpu
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _make_rules(bound: ErrorBound, source: str, *ops: Any, arithmetic: str = FUNCTION) -> dict[Any, OpRule]:
-    return dict.fromkeys(ops, OpRule(arithmetic=arithmetic, bound=bound, source=f"torch.nn.{source}; NUM-04"))
+def _make_rules(
+    bound: ErrorBound, source: str, *ops: Any, arithmetic: str = FUNCTION, step: Step | None = None
+) -> dict[Any, OpRule]:
+    source = f"torch.nn.{source}; NUM-04"
+    return dict.fromkeys(ops, OpRule(arithmetic=arithmetic, bound=bound, source=source, accumulator_step=step))
 
 
 OP_RULES: dict[Any, OpRule] = {
     op: rule
     for each in _ELEMENTWISE
     for op, rule in _make_rules(
-        partial(bound_elementwise, each), f"functional.{each.name}", *each.ops, arithmetic=each.arithmetic
+        partial(bound_elementwise, each),
+        f"functional.{each.name}",
+        *each.ops,
+        arithmetic=each.arithmetic,
+        step=each.step,
     ).items()
 } | {
     **_make_rules(bound_prelu, "functional.prelu", nn.PReLU, F.prelu, arithmetic=RESCALE),

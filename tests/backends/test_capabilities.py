@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fx_quant_conformance.backends.base import _FITS, Capabilities, Requantize, RoundingMode
+from fx_quant_conformance.backends.base import _FITS, Capabilities, Requantize, RoundingMode, Tolerance
 from tests.hostile.test_processes import run_hostile
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -28,6 +28,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "float": ("small", True, -0.5, float("nan"), float("inf"), None, torch.ones(2, 2)),
     "requantize": (None, Requantize, "half even"),
     "requantize_of": (None, [], "nn.Linear", {"nn.Linear": None}, {1: Requantize()}, {"*": RoundingMode.DOWN}),
+    "tolerance": (None, [], 1, {"nn.Linear": 1.0}, {1: Tolerance()}, {"*": None}),
     "limits": (None, [], "none", {"nn.Linear": ("bias", True)}, {"nn.Linear": None}, torch.ones(2, 2)),
 }
 """Values that do not fit, by the field or its annotation."""

@@ -6,12 +6,14 @@ A machine that multiplies by a fixed-point number holds its bias as int32, and a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fx_quant_conformance.backends.base import Requantize, RoundingMode
+import tests.mutants.integer_faults  # noqa: F401  (enters them in the table)
+from fx_quant_conformance.backends.base import Requantize, RoundingMode, Tolerance
 from tests.mutants.fault_table import CONV, FAULTS, LINEAR, RATIO, RESCALED, Fault
 from tests.mutants.honest import bias_int32, half_away, half_up, integer
 from tests.mutants.integer_kernels import Integers, Kernels, Make, Sum, varied
@@ -83,6 +85,16 @@ def once(bits: int, add_half: bool = True) -> Rescale:
     return rescale
 
 
+def by_fraction(bits: int, add_half: bool = True) -> Rescale:
+    """A factor of so many bits behind the point, and one shift, rounded half up; or down."""
+
+    def rescale(total: Tensor, factor: Tensor) -> Tensor:
+        held = (factor * 2.0**bits).round().long()
+        return ((total.long() * held + (1 << (bits - 1)) * add_half) >> bits).double()
+
+    return rescale
+
+
 def machine(rescale: Rescale, round_: Round) -> type[Kernels]:
     """Kernels that rescale whole sums so; others, as of an average or with a number, are exact and rounded."""
 
@@ -108,6 +120,12 @@ def machine(rescale: Rescale, round_: Round) -> type[Kernels]:
     return Machine
 
 
+def fractional(bits: int, add_half: bool = True) -> type[Kernels]:
+    """A machine with factors of so many bits behind the point; a sum of two tensors is exact before it is rounded."""
+    round_ = up if add_half else torch.floor
+    return type("Fractional", (machine(by_fraction(bits, add_half), round_),), {"add": Kernels.add})
+
+
 def away(value: Tensor) -> Tensor:
     return half_away(None, value)
 
@@ -127,6 +145,16 @@ def declares(bits: int | None = None, mode: RoundingMode = RoundingMode.NEAREST,
     return {"requantize": requantize, "int32_bias": bits is not None}
 
 
+def fractions(bits: int, mode: RoundingMode = RoundingMode.HALF_UP) -> Any:
+    """Capabilities of a machine with factors of so many bits behind the point."""
+    return {"requantize": Requantize(fraction_bits=bits, rounding=mode), "int32_bias": True}
+
+
+def tolerates(lsb: float = 1.0, glob: str = "*") -> Any:
+    """Capabilities of a machine whose results may be so far off."""
+    return {"tolerance": {glob: Tolerance(lsb=lsb)}}
+
+
 TFLITE = declares(31, RoundingMode.HALF_AWAY, rounds_twice=True)
 
 # -- honest -----------------------------------------------------------------------------------------------------------
@@ -134,6 +162,7 @@ TFLITE = declares(31, RoundingMode.HALF_AWAY, rounds_twice=True)
 integer("31-bit fixed point, declared", machine(once(31), up), **declares(31, RoundingMode.HALF_UP))
 integer("15-bit fixed point, declared", machine(once(15), up), **declares(15, RoundingMode.HALF_UP))
 integer("rounded twice as TFLite, declared", machine(twice(shift_half_away), away), **TFLITE)
+integer("20 fraction bits, declared", fractional(20), **fractions(20))
 integer("half away, declared", rounded(away), **declares(mode=RoundingMode.HALF_AWAY))
 integer("half up, declared", rounded(up), **declares(mode=RoundingMode.HALF_UP))
 integer("half even, declared", Kernels, **declares(mode=RoundingMode.HALF_EVEN))
@@ -150,6 +179,12 @@ integer("truncation, declared", rounded(torch.trunc), **declares(mode=RoundingMo
 
 def kind(name: str, kernels: Make, patterns: tuple[str, ...] = RESCALED, **capabilities: Any) -> Fault:
     return Fault(group="requantize", name=name, kernels=kernels, patterns=patterns, capabilities=capabilities)
+
+
+def tolerated(name: str) -> Fault:
+    """A fault of the table, where every op is tolerated."""
+    fault = next(each for each in FAULTS if each.name == name)
+    return replace(fault, group="requantize", name=f"{name}, tolerated", capabilities=tolerates())
 
 
 KINDS: list[Fault] = [
@@ -181,6 +216,17 @@ KINDS: list[Fault] = [
         **TFLITE,
     ),
     kind("9-bit multiplier, declared 31", machine(once(9), up), RATIO, **declares(31, RoundingMode.HALF_UP)),
+    kind("20 fraction bits, shifted down, declared half up", fractional(20, False), RATIO, **fractions(20)),
+    kind("16 fraction bits, declared 24", fractional(16), (*LINEAR, *CONV), **fractions(24)),
+    kind("9-bit multiplier, declared 24 fraction bits", machine(once(9), up), RATIO, **fractions(24)),
+    kind("floor, tolerated by 3/4", rounded(torch.floor), **tolerates(0.75)),
+    kind("up by one, tolerated", rounded(lambda v: v.round() + 1), **tolerates()),
+    kind("floor, and one lower, tolerated", rounded(lambda v: v.floor() - 1), **tolerates()),
+    kind("floor of what another op has tolerated", rounded(torch.floor), (*LINEAR, *CONV), **tolerates(glob="nn.Avg*")),
+    tolerated("wraps instead of saturating"),
+    tolerated("next channel's scale"),
+    tolerated("cat in the wrong order"),
+    tolerated("conv pads with integer 0"),
     kind("9-bit multiplier, declared 12", machine(once(9), up), RATIO, **declares(12, RoundingMode.HALF_UP)),
 ]
 """Of these a result shows that is not declared, in each pattern named."""

@@ -56,15 +56,23 @@ def test_the_step_of_an_accumulator_is_that_of_its_products() -> None:
         (lambda x, y: F.avg_pool2d(x, 2), None),
         (lambda x, y: torch.flatten(x, 1), float(SX)),
         (lambda x, y: torch.cat([x, x]), float(SX)),
-        (lambda x, y: F.leaky_relu(x), None),
     ],
-    ids=("mul", "add", "mean", "avg_pool", "flatten", "cat", "leaky_relu"),
+    ids=("mul", "add", "mean", "avg_pool", "flatten", "cat"),
 )
 def test_ops_without_a_weight_have_accumulators_too(function: Callable[..., Any], step: float | None) -> None:
     second = on_grid(drawn_integers(2, 3, 4, 4, seed=2), **Y)  # type: ignore[arg-type]
     model = Two(function) if function in (torch.mul, torch.add) else One(lambda x: function(x, x))
     found = exact(model, images(), second) if isinstance(model, Two) else exact(model, images())
     assert step_of(found) == step
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_leaky_relu_has_one_factor_for_each_sign() -> None:
+    found = exact(nn.Sequential(nn.LeakyReLU(0.125)), images())
+    assert found.accumulator is not None and found.accumulator.step is not None
+    assert torch.equal(found.accumulator.step, torch.where(found.real < 0, float(SX) / 8, float(SX)).double())
+    flat = exact(nn.Sequential(nn.LeakyReLU(0.0)), images())
+    assert flat.accumulator is not None and flat.accumulator.step is None
 
 
 @pytest.mark.rule("NUM-03")

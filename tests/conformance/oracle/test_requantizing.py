@@ -18,7 +18,12 @@ from torch import Tensor
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
 from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator
 from fx_quant_conformance.conformance.oracle.grids import Grid
-from fx_quant_conformance.conformance.oracle.requantizing import bound_factor, bound_first_rounding, find_target
+from fx_quant_conformance.conformance.oracle.requantizing import (
+    bound_factor,
+    bound_first_rounding,
+    bound_requantizing,
+    find_target,
+)
 
 GRID = Grid(scale=1.0, zero_point=3, low=-(2**20), high=2**20, dtype="qint8")
 """Steps of 1, so that the step of the accumulator is the factor M; so wide that nothing is clamped."""
@@ -76,9 +81,8 @@ def excesses(
     accumulator = Accumulator(step=torch.tensor(factor, dtype=torch.float64))
     v = GRID.integers(real)
     target = find_target(requantize, real, GRID, accumulator, torch.zeros_like(real))
-    first = bound_first_rounding(requantize, accumulator, GRID.scale)
     found = torch.tensor([machine(total, factor) for total in totals], dtype=torch.float64) + GRID.zero_point
-    slack = bound_factor(requantize, v, GRID.zero_point) + first
+    slack = sum(bound_requantizing(requantize, v, GRID, accumulator).values(), torch.zeros_like(v))
     return target.measure_excess(found, torch.zeros_like(found)), slack
 
 
@@ -173,8 +177,54 @@ def test_two_roundings_that_are_not_declared_show() -> None:
 def test_by_hand() -> None:
     """v = 40.3, z = 3: r = 37.3."""
     v = torch.tensor([40.3]).double()
-    assert float(bound_factor(Requantize(), v, 3)) == pytest.approx((3 * 37.3 + 40.3) * U, rel=1e-6)
-    assert float(bound_factor(Requantize(multiplier_bits=10), v, 3)) == pytest.approx(37.3 * (2.0**-10 + 2 * U))
+    assert float(bound_factor(Requantize(), v, GRID, None)) == pytest.approx((3 * 37.3 + 40.3) * U, rel=1e-6)
+    multiplied = bound_factor(Requantize(multiplier_bits=10), v, GRID, None)
+    assert float(multiplied) == pytest.approx(37.3 * (2.0**-10 + 2 * U))
+    accumulator = Accumulator(step=torch.tensor(0.1).double())
+    found = bound_factor(Requantize(fraction_bits=8), v, GRID, accumulator)
+    assert float(found) == pytest.approx(373 * 2.0**-9 + 37.3 * 2 * U)
+    assert float(bound_factor(Requantize(fraction_bits=8), v, GRID, None)) == pytest.approx(37.3 * 2 * U)
+
+
+def by_fraction(total: int, factor: float, bits: int) -> int:
+    """XNNPACK's leaky relu: a factor of so many bits behind the point, rounded half up after the product."""
+    held: int = math.floor(factor * 2**bits + 0.5)
+    return (total * held + (1 << (bits - 1))) >> bits
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("bits", (8, 12))
+def test_a_factor_of_n_fraction_bits_is_within_the_bound_which_is_met_to_a_half(bits: int) -> None:
+    declared, worst = Requantize(fraction_bits=bits, rounding=RoundingMode.HALF_UP), 0.0
+    totals = list(range(-255, 256))
+    for factor in [*draw_factors(40, -8, 3), 0.01, 0.5 + 2.0 ** -(bits + 1), 2.0**-bits, 2.0 ** -(bits + 1)]:
+        beyond, slack = excesses(declared, lambda total, factor: by_fraction(total, factor, bits), factor, totals)
+        assert bool((beyond <= slack).all()), factor
+        worst = max(worst, float((beyond / slack.clamp(min=1e-9)).max()))
+    assert worst > 0.5
+    fewer = (excesses(declared, lambda t, f: by_fraction(t, f, bits - 2), f, totals) for f in draw_factors(40, -8, 3))
+    assert any(bool((beyond > slack).any()) for beyond, slack in fewer), "fewer bits than declared show"
+
+
+def mean_of(total: int, factor: float, count: int) -> int:
+    """TFLite's mean of integers: the multiplier of the scales, divided by the count, and then both roundings."""
+    held, exponent = quantize_multiplier(factor * count, 31)
+    shift = count.bit_length() - 1
+    held, exponent = (held << shift) // count, exponent - shift
+    return divide_by_power(high_mul(total << max(exponent, 0), held), max(-exponent, 0))
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_first_rounding_of_tflites_mean_counts_double() -> None:
+    declared = Requantize(multiplier_bits=29, rounds_twice=True, spare_bits=1, rounding=RoundingMode.HALF_AWAY)
+    is_missed = False
+    for count in (1, 3, 5, 7, 48, 49, 63, 64):
+        for factor in draw_factors(12, -9, -1):
+            totals = list(range(-600, 600))
+            beyond, slack = excesses(declared, lambda total, factor, n=count: mean_of(total, factor, n), factor, totals)  # type: ignore[misc]
+            assert bool((beyond <= slack).all()), (count, factor)
+            is_missed |= bool((beyond > excesses(TFLITE, twice, factor, totals)[1]).any())
+    assert is_missed, "the bound of TFLite's other ops is passed"
 
 
 # -- ties, and other results that leave no doubt ----------------------------------------------------------------------
@@ -195,8 +245,7 @@ def rightness(
     real = torch.tensor(totals, dtype=torch.float64) * step
     accumulator = Accumulator(step=torch.tensor(step, dtype=torch.float64))
     target = find_target(requantize, real, GRID, accumulator, torch.full_like(real, error))
-    slack = bound_factor(requantize, GRID.integers(real), GRID.zero_point)
-    slack = slack + bound_first_rounding(requantize, accumulator, GRID.scale)
+    slack = sum(bound_requantizing(requantize, GRID.integers(real), GRID, accumulator).values(), torch.zeros_like(real))
     return [bool(each <= 0) for each in target.measure_excess(found + GRID.zero_point, slack)]
 
 
