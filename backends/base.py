@@ -93,6 +93,10 @@ def _are_requantizes(value: object) -> bool:
     )
 
 
+def _are_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
+
+
 def _are_tolerances(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and isinstance(each, Tolerance) for name, each in value.items()
@@ -120,6 +124,7 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         _are_requantizes,
         "a dict of globs of ops with a fx_quant_conformance.Requantize each",
     ),
+    "Mapping[str, str]": (_are_texts, "a dict of globs of ops with a condition each (docs/limits.md)"),
     "Mapping[str, Tolerance]": (_are_tolerances, "a dict of globs of ops with a fx_quant_conformance.Tolerance each"),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
@@ -300,12 +305,21 @@ class Capabilities:
     float, cannot be said in a BackendConfig and are not tested. docs/limits.md lists all ops and arguments; another one
     is an error."""
 
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Glob of names of ops → what holds of each case that is supported, as an expression on arguments, shapes and
+    scales: ``{"nn.Conv2d": "groups in (1, in_channels)", "*": "s_in / s_out < 128"}``. All that fit an op count. A case
+    of which one does not hold is not tried. docs/limits.md has the language."""
+
     def __post_init__(self) -> None:
         _check_fields(self)
 
     def requantize_for(self, op: str) -> Requantize:
         """Return how the results of an op are rescaled and rounded, by its name."""
         return next((each for glob, each in self.requantize_of.items() if fnmatchcase(op, glob)), self.requantize)
+
+    def conditions_for(self, op: str) -> list[str]:
+        """List the conditions on the cases of an op, by its name."""
+        return [text for glob, text in self.where.items() if fnmatchcase(op, glob)]
 
     def tolerance_for(self, op: str) -> float:
         """Return how many steps the integers of an op may be from the exact result, by its name; 0: none is granted."""

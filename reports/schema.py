@@ -95,6 +95,8 @@ class Waiver:
     """Largest error that is covered, in output steps."""
     findings: list[str] = field(default_factory=list, hash=False)
     """Names of the findings that explain it; the header has their texts."""
+    where: str = ""
+    """The condition on cases that it covers; "": every case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,9 @@ class Check:
     """Number of cases or comparisons that do not pass."""
     evidence: Evidence = field(default_factory=Evidence)
     """Facts that the outcome rests on."""
+    failing_cases: dict[str, str] = field(default_factory=dict)
+    """Each failing case by its name, with its arguments, shapes and scales as a Python dict; "" where no case fails but
+    the claim as a whole."""
     statistics: Statistics | None = None
     """Statistics of all comparisons, for numerics only."""
 

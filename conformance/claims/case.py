@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from fx_quant_conformance.conformance.machine.conditions import read_condition
 from fx_quant_conformance.conformance.ops.op_model import Input
+
+OF_CASES = ("shape", "shapes", "rank", "s_in", "s_w", "s_out")
+"""What a condition may say of any case: the sizes of the first input, those of all, the number of the first one's axes,
+and scales: of each input, the least and the largest of weights, and of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,29 @@ class Case:
         return replace(self, name=f"{self.name}, other numbers", value_range=value_range, is_first=False)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a condition may say of it before it is converted: its arguments, and the shapes of its inputs."""
+        shapes = tuple(tuple(each.shape) for each in self.inputs)
+        of_first = {"shape": shapes[0], "rank": len(shapes[0])} if shapes else {}
+        return {name.lstrip("_"): value for name, value in self.arguments.items()} | {"shapes": shapes} | of_first
+
+    def may_be(self, conditions: Iterable[str], scales: Mapping[str, Any] | None = None) -> bool:
+        """Tell whether it is within conditions that a backend declares; what hangs on unknown scales does not count."""
+        facts = {**self.facts, **(scales or {})}
+        return all(read_condition(text).holds(facts) is not False for text in conditions)
+
+    def spell_facts(self, scales: Mapping[str, Any] | None = None) -> str:
+        """Return what a condition may say of it as text, which ``ast.literal_eval`` reads."""
+        return repr({name: _make_plain(value) for name, value in {**self.facts, **(scales or {})}.items()})
+
+    @property
     def size(self) -> int:
         """Number of elements of all inputs."""
         return sum(math.prod(each.shape) for each in self.inputs)
+
+
+def _make_plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_make_plain, value))
+    is_plain = value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+    return value if is_plain else str(value)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterator, Mapping
 from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
 
 from fx_quant_conformance.backends.base import Capabilities, Taken
+from fx_quant_conformance.conformance.claims.case import OF_CASES
+from fx_quant_conformance.conformance.machine.conditions import ConditionError, read_condition
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.variants import Fixed, OpSamples
 from fx_quant_conformance.refimpl import BackendConfig
@@ -79,18 +82,29 @@ def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
 
 
 def check_globs(capabilities: Capabilities, config: BackendConfig) -> None:
-    """Raise LimitsError for a glob of ``requantize_of`` or ``tolerance`` that no op has: it would be without effect."""
+    """Raise LimitsError for a glob of ``requantize_of``, ``tolerance`` or ``where`` that no op has, or a bad condition.
+
+    Either would be without effect. A name in a condition is an argument of an op that its glob fits, or of any case.
+    """
     own = (leaf for entry in config.configs for leaf in leaves(entry.normal_pattern))
     names = sorted({leaf_name(op) for op in (*OP_SAMPLES, *own)})
     for field, glob in [
-        *(("requantize_of", glob) for glob in capabilities.requantize_of),
-        *(("tolerance", glob) for glob in capabilities.tolerance),
+        (name, glob) for name in ("requantize_of", "tolerance", "where") for glob in getattr(capabilities, name)
     ]:
         if not fnmatch.filter(names, glob):
             raise LimitsError(
                 f"Capabilities.{field}: {glob!r} fits no op that a pattern names; "
                 f"did you mean {_find_nearest(glob, names)!r}?"
             )
+
+    for glob, text in capabilities.where.items():
+        given = (
+            name for op in OP_SAMPLES if fnmatchcase(leaf_name(op), glob) for name in list_arguments(OP_SAMPLES[op])
+        )
+        try:
+            read_condition(text).check_names({*OF_CASES, *(name.lstrip("_") for name in given)})
+        except ConditionError as error:
+            raise LimitsError(f"Capabilities.where[{glob!r}]: {error}") from error
 
 
 def list_arguments(samples: OpSamples) -> Iterator[str]:

@@ -126,6 +126,11 @@ def _plan_registered(
 def _variants_of(plan: PatternPlan, claim: Claim, capabilities: Capabilities) -> Iterator[Case]:
     """Yield a case for each variant of a pattern's root op, the base first, all in the first value range."""
     plan = replace(plan, limits=capabilities.limits)
+    conditions = capabilities.conditions_for(leaf_name(plan.root))
+    return (case for case in _vary(plan, claim, capabilities) if case.may_be(conditions))
+
+
+def _vary(plan: PatternPlan, claim: Claim, capabilities: Capabilities) -> Iterator[Case]:
     limits = capabilities.limits.get(leaf_name(plan.root), {})
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
     is_whole = plan.is_single_op or plan.root not in WEIGHTED

@@ -308,11 +308,13 @@ class Drawing:
     def _list_options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
         """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes.
 
-        Epilogues are drawn with the arguments of their table, and not where the backend limits these.
+        Epilogues are drawn with the arguments of their table, and not where the backend limits these; nor is what it
+        declares conditions on.
         """
         ops = self.patterns[pattern]
         root = ops[0]
         is_limited = any(op in BENDING and leaf_name(op) in self.capabilities.limits for op in ops[1:])
+        is_limited |= bool(self.capabilities.conditions_for(leaf_name(root)))
         if is_limited or (any(map(is_norm, ops)) and root is nn.Linear and len(shape) != 2):
             return []
         return [

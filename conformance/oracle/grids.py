@@ -152,6 +152,13 @@ def _find_grid(model: GraphModule, node: Node) -> Grid | None:
     return next((grid_of(model, user) for user in node.users if is_static(user)), None)
 
 
+def weight_scales(model: GraphModule) -> list[float]:
+    """Return all scales of a reference model's weights: of its modules, and of parameters that it quantizes itself."""
+    found = [module.weight_scale for module in model.modules() if hasattr(module, "weight_scale")]
+    found += [qparams_of(model, node)[0] for node in model.graph.nodes if is_quantize(node) and is_constant(node)]
+    return [float(scale) for each in found for scale in torch.as_tensor(each).flatten()]
+
+
 def output_step(model: GraphModule) -> float:
     """Return the scale of a reference model's output; 0 where it has none, or several outputs."""
     last: Any = model.graph.output_node().args[0]

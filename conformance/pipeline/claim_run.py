@@ -43,6 +43,7 @@ from fx_quant_conformance.conformance.stages.state import (
 )
 from fx_quant_conformance.conformance.stages.undecided import find_undecided
 from fx_quant_conformance.refimpl import explain
+from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.reports.numbers import Scalar
 from fx_quant_conformance.reports.schema import Check, Measurement, Where, evidence
 from fx_quant_conformance.reports.verdicts import PASSING, Verdict
@@ -130,6 +131,8 @@ class ClaimRun:
         self.measurements: list[Measurement] = []
         self._bench = bench
         self._faulty: CaseState | None = None
+        self._facts = dict[str, str]()
+        """Of each case with a fault, what a waiver's condition may say of it."""
         self._progress = {name: StageRecord() for name in CASE_STAGES}
         self._evidence: ExecutionEvidence | None = None
         self._ended: Check | None = None
@@ -207,10 +210,21 @@ class ClaimRun:
             check = replace(check, outcome="skip", message=state.left_out[name])
         if check.outcome == "error" or not state.cases:
             self._ended = check
-        return replace(check, seconds=round(progress.seconds, 6))
+        return replace(check, seconds=round(progress.seconds, 6), failing_cases=self._name_failing(check, progress))
+
+    def _name_failing(self, check: Check, progress: StageRecord) -> dict[str, str]:
+        """Return the failing cases of a check, with what a waiver's condition may say of them."""
+        if not check.failed:
+            return {}
+        names = {each.where.case for each in progress.faults if each.verdict not in PASSING}
+        known = {case.name: case for case in self.state.cases if case.name in names}
+        of_reruns = {each.case.name: each.scales for each in self.state.rerun_cases}
+        spelled = {name: case.spell_facts(of_reruns.get(name)) for name, case in known.items()} | self._facts
+        return {name if name in spelled else "": spelled.get(name, "{}") for name in sorted(names)}
 
     def _run_again(self, has_fault: bool, state: ClaimState) -> Iterator[Fault]:
-        yield from run_again(state, None if has_fault or self._bench.runs_elsewhere else self._run_twin)
+        has_no_twin = has_fault or self._bench.runs_elsewhere or bool(self._bench.capabilities.where)
+        yield from run_again(state, None if has_no_twin else self._run_twin)
         if self._bench.profile != "quick":
             is_dynamic = self._bench.capabilities.dynamic_batch
             self.measurements = list(measure_nonfinite(self.claim, state.rerun_cases[0], dynamic_batch=is_dynamic))
@@ -227,14 +241,22 @@ class ClaimRun:
             before = len(progress.faults)
             is_done = self._work(name, case.name, partial(stage, self.state, state), progress)
             progress.passed += is_done
-            if self._faulty is None and (not is_done or len(progress.faults) > before):
-                self._faulty = state
-            if not is_done:
+            if not is_done or len(progress.faults) > before:
+                self._faulty = self._faulty or state
+                self._facts[case.name] = case.spell_facts(state.scales if hasattr(state, "reference") else None)
+            if not is_done or (name == "convert" and self._is_outside(state)):
                 break
         else:
             if self._reruns.chooses(case):
                 self.state.rerun_cases.append(state)
         self._done += 1
+
+    def _is_outside(self, state: CaseState) -> bool:
+        """Tell whether a converted case has scales that the backend declares not to take, and count it."""
+        conditions = self._bench.capabilities.conditions_for(leaf_name(self.claim.root))
+        is_outside = bool(conditions) and not state.case.may_be(conditions, state.scales)
+        self.state.outside += is_outside
+        return is_outside
 
     def _run_twin(self) -> CaseState:
         """Take the twin of the first case through all stages, which do not count it. Raises FaultFound for a fault."""
@@ -278,6 +300,9 @@ class ClaimRun:
             return make_skip(name, self._ended)
         progress, state, shown = self._progress[name], self.state, dict[str, object]()
         cases = state.counted[name] or len(progress.tried)
+        if name == "lower" and state.outside and not progress.tried and not progress.faults:
+            text = f"the scales of all {state.outside} cases are outside of the conditions that the backend declares"
+            progress.faults.append(Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=text))
         if name == "numerics" and all(each.verdict in PASSING for each in progress.faults):
             progress.faults += find_undecided(state)
         check = progress.internal or make_check(self.claim.id, name, progress.faults, cases=cases)
@@ -287,12 +312,19 @@ class ClaimRun:
             failing = {each.where.case for each in progress.faults if each.verdict is check.verdict}
             if shared := find_shared(progress.tried, failing):
                 shown["shared"] = shared
+        if name == "convert" and state.outside:
+            shown["cases outside of the declared conditions"] = state.outside
         untried = len(state.cases) - self._done
         if untried and name in RUNS_BACKEND and check.outcome == "fail":
             shown["cases not tried"] = untried
         if check.outcome == "error" or not progress.passed:
             self._ended = check
-        return replace(check, seconds=round(progress.seconds, 6), evidence=evidence({**check.evidence, **shown}))
+        return replace(
+            check,
+            seconds=round(progress.seconds, 6),
+            evidence=evidence({**check.evidence, **shown}),
+            failing_cases=self._name_failing(check, progress) | ({"": "{}"} if "cases not tried" in shown else {}),
+        )
 
 
 def _says_that_code_raised(fault: Fault) -> bool:

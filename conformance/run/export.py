@@ -182,7 +182,7 @@ def _describe(run: Opened, backend: RemoteBackend, formats: Sequence[str]) -> di
         "profile": run.options.profile,
         "seed": run.options.seed,
         "formats": list(formats),
-        "limits": describe_limits(backend.capabilities().limits),
+        "limits": describe_limits(backend.capabilities()),
     }
 
 

@@ -170,7 +170,8 @@ def _row_of_lost_job(job: Unit, work: WorkResult) -> ModelResult | Measurement:
 def rule_on(run: Run, result: AnyJudged, checks: Sequence[Check] = ()) -> AnyJudged:
     """Return the row with what lets it pass: a waiver, or an option of the run. ``checks``: those of a claim."""
     max_lsb = None if result.max_lsb is None else float(result.max_lsb)
-    ruling = run.waivers.judge(result.id, result.verdict, _list_broken(result, checks), max_lsb)
+    failing = {name: facts for check in checks for name, facts in check.failing_cases.items()}
+    ruling = run.waivers.judge(result.id, result.verdict, _list_broken(result, checks), max_lsb, failing)
     if ruling.problem:
         result = replace(result, reason=f"{result.reason} {_NOT_WAIVED}{ruling.problem})".strip())
     if ruling.waived and ruling.entry is not None:

@@ -188,7 +188,7 @@ class Opened:
             isa=_find_level(backend),
             waivers=_digest(self.waiver_file, self.waiver_bytes),
             findings=dict(self.findings),
-            limits=describe_limits(backend.capabilities().limits),
+            limits=describe_limits(backend.capabilities()),
             capabilities=_describe_capabilities(backend.capabilities()),
             registered=dict(executor_of(backend).registrations),
             claims_sha256=digest_ids(claim.id for claim in self.claims),
@@ -197,8 +197,8 @@ class Opened:
         )
 
 
-def describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict[str, str]]:
-    """Return the limits as text: the values that are taken, or the first line of a callable's docstring."""
+def describe_limits(capabilities: Capabilities) -> dict[str, dict[str, str]]:
+    """Return limits and conditions as text: the values that are taken, or the first line of a callable's docstring."""
 
     def text(taken: Taken) -> str:
         if isinstance(taken, Limit):
@@ -206,12 +206,20 @@ def describe_limits(limits: Mapping[str, Mapping[str, Taken]]) -> dict[str, dict
         limit = (taken.__doc__ or taken.__name__).strip() if callable(taken) else ", ".join(map(str, taken))
         return limit.partition("\n")[0].rstrip(".")
 
-    return {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits.items()}
+    limits = capabilities.limits.items()
+    described = {op: {name.lstrip("_"): text(taken) for name, taken in each.items()} for op, each in limits}
+    for glob, condition in capabilities.where.items():
+        described.setdefault(glob, {})["where"] = condition
+    return described
 
 
 def _describe_capabilities(capabilities: Capabilities) -> dict[str, str]:
     """Return what is declared, apart from the limits, as text; defaults are left out."""
-    pairs = {item.name: getattr(capabilities, item.name) for item in fields(capabilities) if item.name != "limits"}
+    pairs = {
+        item.name: getattr(capabilities, item.name)
+        for item in fields(capabilities)
+        if item.name not in ("limits", "where")
+    }
     default = Capabilities()
     return {name: _show_declared(value) for name, value in pairs.items() if value != getattr(default, name)}
 

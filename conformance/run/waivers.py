@@ -10,6 +10,7 @@
     reason = "reads outside of its window with dilation"
     url = "https://example.org/issues/12"                # and/or expires
     expires = 2027-01-31                                 # the last day on which it holds
+    where = "groups > 9"                                 # the failing cases that it covers; without it: all
     isa = ["avx2*"]                                      # the levels of --isa at which it counts; without it: all
     torch = ">=2.10,<2.14"                               # the releases of torch for which it counts; without it: all
     findings = ["errata.md#12"]                          # sections that the report shows (conformance.run.findings)
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from ast import literal_eval
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -37,6 +39,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from fx_quant_conformance.conformance.machine.conditions import Condition, read_condition
 from fx_quant_conformance.conformance.machine.isa import LEVELS, NAMES
 from fx_quant_conformance.conformance.machine.toml import parse_toml
 from fx_quant_conformance.reports.coverage import read_rule_texts
@@ -84,6 +87,8 @@ class WaiverEntry:
     """A specifier of versions (PEP 440) for which it counts."""
     findings: tuple[str, ...] = ()
     """The names of texts (conformance.run.findings)."""
+    where: Condition | None = None
+    """What holds of each case that it covers (docs/limits.md)."""
 
     def matches(self, claim_id: str) -> bool:
         """Tell whether the waiver is about a claim."""
@@ -107,6 +112,7 @@ class WaiverEntry:
             expires=None if self.expires is None else self.expires.isoformat(),
             max_lsb="inf" if self.max_lsb == math.inf else self.max_lsb,
             findings=list(self.findings),
+            where="" if self.where is None else self.where.text,
         )
 
     def __str__(self) -> str:
@@ -134,8 +140,18 @@ class Waivers:
     """Whether each claim is tried with every case of profile full. Otherwise a milder verdict than the waived one is
     covered as well, but for UNEXERCISED, and a waiver whose claims pass is no problem."""
 
-    def judge(self, claim_id: str, verdict: Verdict, rules: Collection[str], max_lsb: float | None) -> Ruling:
-        """Rule on one claim: its verdict, the rules that it breaks, and its largest error in LSB (None: no number)."""
+    def judge(
+        self,
+        claim_id: str,
+        verdict: Verdict,
+        rules: Collection[str],
+        max_lsb: float | None,
+        failing: Mapping[str, str] | None = None,
+    ) -> Ruling:
+        """Rule on one claim: its verdict, the rules that it breaks, and its largest error in LSB (None: no number).
+
+        ``failing``: its failing cases, as `Check.failing_cases` has them.
+        """
         matches = self._find_matches(claim_id)
         if not matches or verdict is Verdict.VERIFIED:
             return Ruling()
@@ -144,7 +160,7 @@ class Waivers:
         waiver = matches[0]
         is_milder = not self.complete and verdict.rank > waiver.verdict.rank and verdict is not Verdict.UNEXERCISED
         uncovered = _why_uncovered(waiver, waiver.verdict if is_milder else verdict, rules, max_lsb)
-        why = uncovered or self._why_expired(waiver)
+        why = uncovered or _why_beyond(waiver, failing or {}) or self._why_expired(waiver)
         return Ruling(waived=not why, entry=waiver, problem=f"{waiver}: {why}" if why else "")
 
     def problems(self, known_ids: Collection[str], judged: Mapping[str, Verdict]) -> list[str]:
@@ -235,6 +251,10 @@ def _check_lsb(value: object) -> float:
     return float(value)
 
 
+def _check_where(value: object) -> Condition:
+    return read_condition(_check_text(value))
+
+
 def _check_isa(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise ValueError('give a list of levels, such as ["avx2", "avx512"]')
@@ -269,6 +289,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "url": _check_url,
     "expires": _check_date,
     "max_lsb": _check_lsb,
+    "where": _check_where,
     "isa": _check_isa,
     "torch": _check_torch,
     "findings": _check_findings,
@@ -337,6 +358,8 @@ def _read_entry(table: object, path: Path, number: int) -> WaiverEntry:
             values[key] = _KEYS[key](value)
         except ValueError as error:
             raise WaiverError(f"{where}: {key} is {value!r}; {error}") from error
+    if "where" in values and values["verdict"] not in BY_RULE:
+        raise WaiverError(f"{where}: where is of failing cases, which {values['verdict']} has none of; leave it out")
     if values["verdict"] in BY_RULE and "rule" not in values:
         raise WaiverError(f'{where}: found no rule; give the one by which the claim fails, such as rule = "NUM-03"')
     return WaiverEntry(file=path, number=number, rules=values.pop("rule", ()), **values)
@@ -362,6 +385,17 @@ def _why_uncovered(waiver: WaiverEntry, verdict: Verdict, rules: Collection[str]
         return ""
     covers = "names no max_lsb, so it covers" if waiver.max_lsb is None else "covers"
     return f"{covers} errors up to {waiver.allowed_lsb:g} LSB, but the claim is off by {max_lsb:g} LSB"
+
+
+def _why_beyond(waiver: WaiverEntry, failing: Mapping[str, str]) -> str:
+    """Say which failing case is none of those that the waiver is about; empty: it covers all."""
+    if waiver.where is None:
+        return ""
+    others = [name for name, facts in failing.items() if waiver.where.holds(literal_eval(facts)) is not True]
+    if failing and not others:
+        return ""
+    what = f"{others[0]!r} fails too" if others and others[0] else "the claim fails as a whole"
+    return f"covers cases where {waiver.where}, but {what}"
 
 
 def _why_unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collection[str]) -> str:

@@ -207,6 +207,8 @@ def _choose_arguments(bench: Bench, claim: Claim, plan: PatternPlan) -> dict[str
     is_trained_norm = plan.has_norm and (claim.flow == "qat" or plan.holds_qat)
     if not is_taken(bench.capabilities.limits.get(leaf_name(plan.root), {}), is_trained_norm, arguments):
         raise _Blind(f"the backend's limits exclude a sum of {WIDTH} products")
+    if bench.capabilities.conditions_for(leaf_name(plan.root)):
+        raise _Blind("the backend declares conditions on the op's cases")
     return arguments
 
 

@@ -25,7 +25,7 @@ from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.frames import NoAnswer
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import Grid, output_step, placeholder_grids, weight_scales
 from fx_quant_conformance.conformance.remote.client import format_trace
 from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.rooms import find_rooms, list_rooms
@@ -95,6 +95,17 @@ class CaseState:
         return placeholder_grids(self.reference)
 
     @cached_property
+    def scales(self) -> dict[str, Any]:
+        """The scales that a condition may name: of each input, of weights and of the output."""
+        found = {
+            "s_in": tuple(grid.scale for grid in self.grids if grid is not None),
+            "s_out": output_step(self.reference),
+        }
+        of_weights = weight_scales(self.reference)
+        found["s_w"] = (min(of_weights), max(of_weights)) if of_weights else ()
+        return {name: value for name, value in found.items() if value}
+
+    @cached_property
     def inputs(self) -> list[NamedInputs]:
         """Inputs of the case, the same whenever they are drawn."""
         return self.draw(self.grids)
@@ -136,6 +147,8 @@ class ClaimState:
     """Of the cases that passed all stages, those that are run again (invariance)."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By stage, why it can say nothing of this claim, which the other stages judge."""
+    outside: int = 0
+    """How many converted cases were left out, since their scales are outside of what the backend declares (convert)."""
     counted: Counter[str] = field(default_factory=Counter)
     """By stage, how many things it has judged, if these are not the cases that came to it."""
 

@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "requantize": (None, Requantize, "half even"),
     "requantize_of": (None, [], "nn.Linear", {"nn.Linear": None}, {1: Requantize()}, {"*": RoundingMode.DOWN}),
     "tolerance": (None, [], 1, {"nn.Linear": 1.0}, {1: Tolerance()}, {"*": None}),
+    "where": (None, [], "groups == 1", {"nn.Conv2d": 1}, {1: "groups == 1"}),
     "limits": (None, [], "none", {"nn.Linear": ("bias", True)}, {"nn.Linear": None}, torch.ones(2, 2)),
 }
 """Values that do not fit, by the field or its annotation."""

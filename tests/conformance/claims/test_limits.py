@@ -11,9 +11,16 @@ from torch import nn
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.names import SHIPPED
-from fx_quant_conformance.conformance.claims.limits import OWN_ARGUMENTS, LimitsError, check_limits, list_arguments
+from fx_quant_conformance.conformance.claims.limits import (
+    OWN_ARGUMENTS,
+    LimitsError,
+    check_globs,
+    check_limits,
+    list_arguments,
+)
 from fx_quant_conformance.conformance.claims.plan import plan_cases
 from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.refimpl import BackendConfig
 from tests.conformance.support.planning import claim_on, planned
 
 
@@ -106,3 +113,35 @@ def test_a_case_has_its_arguments_as_the_op_gets_them() -> None:
         for name in ("stride", "padding", "kernel_size", "dilation"):
             value = case.arguments[name]
             assert ((value, value) if isinstance(value, int) else value) == getattr(module, name), (case.name, name)
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"nn.Conv9d": "groups == 1"}, "Capabilities.where: 'nn.Conv9d' fits no op that a pattern names"),
+        ({"nn.Conv2d": "group == 1"}, "where['nn.Conv2d']: 'group == 1' names 'group'; known are "),
+        ({"nn.Conv2d": "groups = 1"}, "where['nn.Conv2d']: 'groups = 1' is no expression"),
+        ({"nn.Linear": "groups == 1"}, "where['nn.Linear']: 'groups == 1' names 'groups'"),
+    ],
+)
+def test_a_condition_without_effect_is_told(where: dict[str, str], said: str) -> None:
+    with pytest.raises(LimitsError) as caught:
+        check_globs(Capabilities(where=where), BackendConfig("npu"))
+    assert said in str(caught.value)
+
+
+def test_a_condition_keeps_cases_out_by_several_arguments_and_shapes() -> None:
+    def groups(**capabilities: Any) -> set[tuple[int, int]]:
+        cases = plan_cases(claim_on(CONVOLUTION), Capabilities(**capabilities))
+        assert not isinstance(cases, str)
+        return {(case.arguments["groups"], case.arguments["in_channels"]) for case in cases}
+
+    assert any(1 < count < channels for count, channels in groups())
+    held = groups(where={"nn.Conv?d": "groups in (1, in_channels) and shape[1] < 60"})
+    assert held and all(count in (1, channels) and channels < 60 for count, channels in held)
+    assert groups(where={"nn.Linear": "in_features == 1"}) == groups(), "that of another op"
+    nothing = plan_cases(claim_on(CONVOLUTION), Capabilities(where={"*": "rank == 9"}))
+    assert nothing == "no case is within the limits that the backend declares of nn.Conv2d"

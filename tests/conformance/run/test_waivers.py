@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fx_quant_conformance.conformance.machine.conditions import read_condition
 from fx_quant_conformance.conformance.run.waivers import (
     BY_RULE,
     Ruling,
@@ -82,10 +83,11 @@ def ruling(
     rules: set[str] | None = None,
     max_lsb: float | None = None,
     claim: str = LINEAR,
+    failing: dict[str, str] | None = None,
 ) -> Ruling:
     """The ruling on a claim; without ``rules`` it breaks that of the waivers, if its verdict has one."""
     own = {NUM_03} if Verdict(verdict) in BY_RULE else set()
-    return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), own if rules is None else rules, max_lsb)
+    return Waivers(waivers, TODAY).judge(claim, Verdict(verdict), own if rules is None else rules, max_lsb, failing)
 
 
 def problems(*waivers: WaiverEntry, complete: bool = True, **judged: str) -> list[str]:
@@ -287,6 +289,21 @@ def test_a_wrong_number_under_a_waiver_without_one_is_named() -> None:
     assert found.problem.endswith("names no max_lsb, so it covers errors up to 1 LSB, but the claim is off by 120 LSB")
     found = ruling(waiver(claim=LINEAR, max_lsb=18), max_lsb=120)
     assert found.problem.endswith("covers errors up to 18 LSB, but the claim is off by 120 LSB")
+
+
+@pytest.mark.parametrize(
+    ("failing", "why"),
+    [
+        ({"a": "{'groups': 10}", "b": "{'groups': 12, 'shape': (1, 12)}"}, ""),
+        ({"a": "{'groups': 10}", "b": "{'groups': 9}"}, "covers cases where groups > 9, but 'b' fails too"),
+        ({"a": "{'shape': (1,)}"}, "covers cases where groups > 9, but 'a' fails too"),  # nothing is known of it
+        ({"a": "{'groups': 10}", "": "{}"}, "covers cases where groups > 9, but the claim fails as a whole"),
+        ({}, "covers cases where groups > 9, but the claim fails as a whole"),
+    ],
+)
+def test_a_waiver_of_cases_hides_only_what_it_names(failing: dict[str, str], why: str) -> None:
+    found = ruling(waiver(claim=LINEAR, where=read_condition("groups > 9")), failing=failing)
+    assert found.waived is (not why) and found.problem.endswith(why)
 
 
 def test_a_waiver_holds_on_its_last_day_and_fails_the_run_after() -> None:
