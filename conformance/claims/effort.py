@@ -28,7 +28,7 @@ class Effort:
 
 
 PROFILES: dict[str, Effort] = {
-    "quick": Effort(cases=8, directed=3, further=3, random=0, every=3),
+    "quick": Effort(cases=9, directed=3, further=3, random=0, every=3),
     "full": Effort(cases=None, directed=None, further=5, random=1, every=3),
     "stress": Effort(cases=None, directed=None, further=None, random=24, graphs=200),
 }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.base import Capabilities, RoundingMode
 from fx_quant_conformance.conformance.claims.build import Preluded
 from fx_quant_conformance.conformance.claims.case import Case, ValueRange
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, Claim
@@ -50,6 +50,8 @@ BENDS: tuple[ValueRange, ...] = (
 """Where a function that clamps or bends away from zero shows: values beyond the bends, on a grid that goes on there.
 
 On the grid that calibration gives, the end of the range may hide where a clamp is. Tried in every profile."""
+TIES = tuple(each for each in VALUE_RANGES if each.has_ties)
+"""Where a rounding that is declared shows: tried in every profile."""
 _PADDED = ("padding", "padding_mode", "_network", "_uneven")
 """Arguments with which an op pads its input."""
 _WHOLE = Share()
@@ -81,6 +83,8 @@ def plan_cases(
         chosen += choose_cases(cases, limit, share)
         chosen += _in_value_ranges(claim, variants[0], BENDS) if plan.bends else []
         chosen += _try_fixed_grid(claim, variants[0])
+        if capabilities.requantize_for(leaf_name(plan.root)).rounding is not RoundingMode.NEAREST:
+            chosen += [case for case in _in_value_ranges(claim, variants[0], TIES) if case not in chosen]
     elif registered is None:
         outside = "no case is within the limits that the backend declares of"
         return plan if isinstance(plan, str) else f"{outside} {leaf_name(plan.root)}"

@@ -49,14 +49,16 @@ def _float_ops(claim: Claim) -> tuple[Any, ...]:
 def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tuple[Case, ...]:
     """Choose a claim's share, of at least one, of an op's first ``limit`` cases; None: all of its cases.
 
-    Alternate between near-default cases and heavily varied ones, since either may select a kernel; within each, prefer
-    the case with the most new arguments.
+    Take near-default cases and heavily varied ones, since either may select a kernel; within each, prefer the case with
+    the most new arguments. They follow each other as in the sequence of Thue and Morse, in which no step finds one kind
+    alone: claims on one op differ in scheme, flow and dtypes, which have steps of 2, 4 and more.
     """
     if limit is None:
         return tuple(cases)
     plain, varied = (_sort_by_news(case for case in cases if (len(case.varied) > 1) is many) for many in (False, True))
-    pairs = itertools.zip_longest(plain, varied)
-    ordered = [case for pair in pairs for case in pair if case is not None][: max(limit, share.of)]
+    pairs = enumerate(itertools.zip_longest(plain, varied))
+    mixed = (case for number, pair in pairs for case in (pair[::-1] if number.bit_count() % 2 else pair))
+    ordered = [case for case in mixed if case is not None][: max(limit, share.of)]
     return tuple(ordered[share.place % len(ordered) :: share.of])
 
 

@@ -159,9 +159,15 @@ def bound_dequantizing(x: Value) -> Tensor:
     """How far dequantizing in float32 is off, elementwise: 2u·|x| + 2·255·u·s.
 
     (k − z)·s rounds once, and where the scale is itself a product, as that of an accumulator, it rounded once before.
-    k·s − z·s rounds both products, of at most 255·s each, and the difference. A value on no grid has been rounded to
-    float32.
+    k·s − z·s rounds both products, of at most 255·s each, and the difference. With a scale that is a power of two
+    nothing rounds. A value on no grid has been rounded to float32.
     """
+    if x.step is not None and bool((torch.frexp(x.step.double())[0] == 0.5).all()):
+        return torch.zeros_like(x.real)
+    return _bound_two_roundings(x)
+
+
+def _bound_two_roundings(x: Value) -> Tensor:
     error = 2 * U * x.real.abs()
     return error if x.step is None else error + 2 * _LEVELS * U * x.step
 
@@ -171,7 +177,7 @@ def bound_rescaling(x: Value, requantize: Requantize) -> Tensor:
 
     A mantissa of n bits in [1/2, 1) is rounded by at most 2⁻ⁿ⁻¹, which is 2⁻ⁿ of it: 2⁻ⁿ·|x| more than in float32.
     """
-    error, bits = bound_dequantizing(x), requantize.multiplier_bits
+    error, bits = _bound_two_roundings(x), requantize.multiplier_bits
     return error if bits is None else error + 2.0**-bits * x.real.abs()
 
 

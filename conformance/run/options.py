@@ -76,7 +76,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--profile": {
         "choices": tuple(PROFILES),
         "default": "full",
-        "help": "quick: eight cases per op, divided among its claims (at least one each), directed inputs only; "
+        "help": "quick: nine cases per op, divided among its claims (at least one each), directed inputs only; "
         "full: every argument of an op varied, alone and in pairs, whole models, measurements; "
         "stress: many random inputs per case, and graphs drawn from the claimed patterns (default: full)",
     },

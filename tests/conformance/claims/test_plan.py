@@ -153,7 +153,7 @@ def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments
     pool = claim_on("nn.AvgPool2d")
     every, few = planned(pool), planned(pool, 6)
     assert few[0].name == every[0].name and not few[0].varied
-    assert len(few) == 6 and {len(case.varied) > 1 for case in few[::2]} == {False}
+    assert [len(case.varied) > 1 for case in few] == [False, True, True, False, True, False]  # Thue and Morse
     assert {name for case in few for name in case.varied} >= {"ceil_mode", "padding", "stride", "count_include_pad"}
     assert len({case.value_range.name for case in few}) > 3
     assert sorted(case.name for case in planned(pool, 10**6)) == sorted(case.name for case in every)

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, symbolic_trace
 
+from fx_quant_conformance.backends.base import Requantize
+from fx_quant_conformance.conformance.oracle.error_bounds import Value, bound_dequantizing, bound_rescaling
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
@@ -94,20 +96,33 @@ def test_conv2d(geometry: dict[str, Any]) -> None:
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("op", (torch.add, torch.mul), ids=("add", "mul"))
 def test_binary(op: Any) -> None:
-    """Beside the result: operands dequantized as k·s − z·s, each product of at most 255·s, in float32."""
+    """Beside the result: summands rescaled as k·s − z·s, each product of at most 255·s, in float32.
+
+    Of a product nothing rounds, as the operands are on grids of powers of two.
+    """
     q, r = drawn_integers(40, seed=1), drawn_integers(40, seed=2)
     x, y = on_grid(q, **X), on_grid(r, **Y)  # type: ignore[arg-type]
     exact = exact_of(quantized(Two(op), x, y), x, y)
     pairs = [((a - ZX) * SX, (b - ZY) * SY) for a, b in zip(q.tolist(), r.tolist(), strict=True)]
     agree(exact, [a + b if op is torch.add else a * b for a, b in pairs])
-    scale = Fraction(float(exact.step))
-    off = [tuple(2 * U * (abs(value) + 255 * step) for value, step in ((a, SX), (b, SY))) for a, b in pairs]
+    scale, rounds = Fraction(float(exact.step)), op is torch.add
+    off = [tuple(2 * U * rounds * (abs(value) + 255 * step) for value, step in ((a, SX), (b, SY))) for a, b in pairs]
     rescale = [
         float((da + db if op is torch.add else abs(a) * db + abs(b) * da) / scale)
         for (a, b), (da, db) in zip(pairs, off, strict=True)
     ]
     assert exact.slack_by_cause["rescale"].tolist() == pytest.approx(rescale, rel=1e-12)
     assert set(exact.slack_by_cause) == {"rescale", "final"}
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize(
+    ("step", "bound"), [(2.0**-5, 0.0), (0.1, 2 * float(U) * (3.7 + 25.5)), (None, 2 * float(U) * 3.7)]
+)
+def test_dequantizing_rounds_but_on_a_grid_of_a_power_of_two(step: float | None, bound: Fraction) -> None:
+    value = Value(real=torch.tensor([-3.7]).double(), step=None if step is None else torch.tensor(step))
+    assert bound_dequantizing(value).tolist() == pytest.approx([float(bound)], rel=1e-6)
+    assert bool((bound_rescaling(value, Requantize()) > 0).all()), "rescaled, it is multiplied by another factor"
 
 
 @pytest.mark.rule("NUM-03")
