@@ -7,13 +7,15 @@ point unless noted otherwise; ``Rule`` rounds them to whole steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from fx_quant_conformance.backends.base import LEAST_BITS, Requantize, RoundingMode
 from fx_quant_conformance.conformance.oracle.grids import Grid
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
@@ -45,18 +47,32 @@ def _list_rules(zero_point: int) -> dict[str, Rule]:
     }
 
 
+_MODES: Mapping[str, RoundingMode] = {
+    "half_even": RoundingMode.HALF_EVEN,
+    "half_away": RoundingMode.HALF_AWAY,
+    "half_up": RoundingMode.HALF_UP,
+    "always down": RoundingMode.DOWN,
+    "always towards zero": RoundingMode.TOWARDS_ZERO,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
     """How exact ties are rounded: the name of the rule, or a description, and the rule where one fits."""
 
     text: str
     rule: Rule | None = None
+    mode: RoundingMode | None = None
+    """What `Requantize` calls it; None: it has no such rounding, or none was seen."""
+    is_second: bool = False
+    """Whether it follows a rounding before the shift."""
 
 
-def name_rounding(exact: Tensor, results: Tensor, zero_point: int) -> Rounding:
+def name_rounding(exact: Tensor, results: Tensor, zero_point: int, twice: Tensor | None = None) -> Rounding:
     """Name the rounding of results that hold exact ties of both signs and parities, and other results.
 
-    Where several rules give these results, all that fit are named; where none fits, the ties are counted.
+    Where several rules give these results, all that fit are named; where none fits, the ties are counted. ``twice``:
+    what is left of the exact results where they are rounded to integers before they are shifted.
     """
     below = exact.floor()
     is_tie = (exact - below) == 0.5
@@ -64,7 +80,13 @@ def name_rounding(exact: Tensor, results: Tensor, zero_point: int) -> Rounding:
         return Rounding(text="none seen: no result was an exact tie")
     fitting = {name: rule for name, rule in _list_rules(zero_point).items() if torch.equal(rule(exact), results)}
     if fitting:
-        return Rounding(text=" or ".join(fitting), rule=next(iter(fitting.values())))
+        mode = next((_MODES[name] for name in fitting if name in _MODES), None)
+        return Rounding(text=" or ".join(fitting), rule=next(iter(fitting.values())), mode=mode)
+    if twice is not None:
+        for name, rule in _list_rules(zero_point).items():
+            if torch.equal(rule(twice), results):
+                text = f"{name}, of what was rounded before the shift"
+                return Rounding(text=text, rule=rule, mode=_MODES.get(name), is_second=True)
     ties, up = int(is_tie.sum()), int((is_tie & (results == below + 1)).sum())
     down = int((is_tie & (results == below)).sum())
     wrong = int((~is_tie & ((results - exact).abs() > 0.5)).sum())
@@ -82,11 +104,27 @@ class RescaleModel(NamedTuple):
     text: str
     bits: int | None = None
     is_float32: bool = False
+    fraction_bits: int | None = None
+    """Bits of the factor behind its point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescale:
+    """What was found of a rescale."""
+
+    text: str
+    factor: Mapping[str, Any] | None = field(default_factory=dict)
+    """What `Requantize` says of it; None: nothing that it has words for."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 Predictions: TypeAlias = dict[RescaleModel, Tensor]
 EXACT = RescaleModel("exact")
+TWICE = RescaleModel("31 bits, rounded twice")
 FACTOR_BITS = range(6, 33)
+_FLOAT32_BITS = 24
 
 
 def _round_to_bits(factor: float, bits: int, exponent: int | None = None) -> float:
@@ -131,10 +169,16 @@ def predict_factor(total: Tensor, scales: tuple[float, ...], out: float, zero_po
     predictions = {EXACT: total * product / out, **_end_in_float32(in_float, zero_point)}
     for bits in FACTOR_BITS:
         predictions[RescaleModel(f"{bits} bits", bits)] = total * _round_to_bits(product / out, bits)
-    # a 31-bit factor in [1/2, 1), rounded to an integer, then a shift right: as in gemmlowp and TFLite
-    mantissa, exponent = math.frexp(product / out)
-    high = (total * _round_to_bits(mantissa, 31) + 0.5).floor()
-    return predictions | {RescaleModel("31 bits, rounded twice"): high * 2.0**exponent}
+    for bits in FACTOR_BITS:
+        fraction = round(product / out * 2**bits) / 2**bits or math.nan  # of 0 nothing is left
+        predictions[RescaleModel(f"{bits} fraction bits", fraction_bits=bits)] = total * fraction
+    return predictions | {TWICE: round_before_shift(total, product / out)}
+
+
+def round_before_shift(total: Tensor, factor: float) -> Tensor:
+    """Return integers times a 31-bit factor in [1/2, 1), rounded to integers, and shifted, as TFLite has them."""
+    mantissa, exponent = math.frexp(factor)
+    return (total * _round_to_bits(mantissa, 31) + 0.5).floor() * 2.0**exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +233,26 @@ def predict_copy(term: Term, output: Grid) -> Predictions:
     return in_float | predict_factor(term.centred, (term.grid.scale,), output.scale, output.zero_point)
 
 
+def predict_leaky(term: Term, output: Grid, slope: float) -> Predictions:
+    """Predict a·s_a / s_y, by the slope where a is negative: a factor for each sign, or float32 products."""
+    out, negative = output.scale, term.centred < 0
+    ratios = (slope * term.grid.scale / out, term.grid.scale / out)
+
+    def choose(change: Callable[[float], float]) -> Tensor:
+        below, above = map(change, ratios)
+        return term.centred * torch.where(negative, below, above)
+
+    sloped = {name: torch.where(negative, _round(value * slope), value) for name, value in term.dequantize().items()}
+    by_factor = {"a factor for each sign": choose(_round_number)}
+    predictions = {EXACT: choose(float), **_end_in_float32(by_factor | _divide(sloped, out), output.zero_point)}
+    for bits in FACTOR_BITS:
+        predictions[RescaleModel(f"{bits} bits", bits)] = choose(partial(_round_to_bits, bits=bits))
+    for bits in FACTOR_BITS:
+        model = RescaleModel(f"{bits} fraction bits", fraction_bits=bits)
+        predictions[model] = choose(lambda factor, end=2.0**bits: round(factor * end) / end)  # type: ignore[misc]
+    return predictions
+
+
 def predict_quantize(values: Tensor, output: Grid) -> Predictions:
     """Predict float32 values / scale under every model of quantize. (NUM-01)"""
     return {EXACT: values / output.scale, **_end_in_float32(_divide({"x": values}, output.scale), output.zero_point)}
@@ -200,7 +264,7 @@ def keep_inside(predictions: Predictions, results: Tensor) -> tuple[Predictions,
     return {model: values[inside] for model, values in predictions.items()}, results[inside]
 
 
-def name_rescale(runs: Iterable[tuple[Predictions, Tensor]], rule: Rule) -> str:
+def name_rescale(runs: Iterable[tuple[Predictions, Tensor]], rule: Rule) -> Rescale:
     """Name the first model of a rescale whose rounded predictions are exactly the results of all runs."""
     predictions, results = join_runs(runs)
     fitting = [model for model, values in predictions.items() if torch.equal(rule(values), results)]
@@ -208,14 +272,57 @@ def name_rescale(runs: Iterable[tuple[Predictions, Tensor]], rule: Rule) -> str:
     bits = [model.bits for model in fitting if model.bits is not None]
     if EXACT in fitting:
         least = f", as by a factor of {min(bits)} bits or more" if bits else ""
-        return "exact or float32: these operands do not tell" if in_float else f"exact{least}"
+        return Rescale(text="exact or float32: these operands do not tell" if in_float else f"exact{least}")
     if in_float:
-        return in_float[0]
+        return Rescale(text=in_float[0])
+    fractions = [model.fraction_bits for model in fitting if model.fraction_bits is not None]
     if bits:
-        return f"fixed point: factor of {min(bits)}{f' to {max(bits)}' if len(bits) > 1 else ''} bits"
-    if fitting:
-        return f"fixed point: {fitting[0].text}"
-    return _format_difference(predictions[EXACT], results)
+        text = f"fixed point: factor of {min(bits)}{f' to {max(bits)}' if len(bits) > 1 else ''} bits"
+        text += f", or of {min(fractions)} fraction bits" if fractions else ""
+        is_fraction = min(bits) < LEAST_BITS and bool(fractions)
+        return Rescale(
+            text=text, factor={"fraction_bits": min(fractions)} if is_fraction else {"multiplier_bits": min(bits)}
+        )
+    if TWICE in fitting:
+        return Rescale(text=f"fixed point: {TWICE.text}", factor={"multiplier_bits": 31, "rounds_twice": True})
+    if fractions:
+        text = f"fixed point: factor of {min(fractions)} fraction bits"
+        return Rescale(text=text, factor={"fraction_bits": min(fractions)})
+    return Rescale(text=_format_difference(predictions[EXACT], results), factor=None)
+
+
+def propose(op: str, rounding: Rounding, rescale: Rescale, declared: Requantize) -> str:
+    """Return the line that declares what was measured of an op, and what is declared that this contradicts.
+
+    A float32 factor and the nearest integer need no declaration. What is finer than the probes can see agrees.
+    """
+    if rescale.factor is None or rounding.rule is None:
+        return "nothing that Requantize has words for"
+    mode = rounding.mode or RoundingMode.NEAREST
+    factor = {"multiplier_bits": 31, "rounds_twice": True} if rounding.is_second else rescale.factor
+    words = [f"{name}={value}" for name, value in factor.items()]
+    if words or mode.is_directed:
+        words += [f"rounding=RoundingMode.{mode.name}"] if mode is not RoundingMode.NEAREST else []
+        text = f'requantize_of={{"{op}": Requantize({", ".join(words)})}}'
+    else:
+        text = "nothing"
+    against = list(_list_contradictions(mode, factor, declared))
+    return f"{text}; declared is {' and '.join(against)}" if against else text
+
+
+def _list_contradictions(mode: RoundingMode, factor: Mapping[str, Any], declared: Requantize) -> Iterator[str]:
+    named = {RoundingMode.NEAREST, mode}
+    if mode is not RoundingMode.NEAREST and declared.rounding not in named:
+        yield f"the rounding {declared.rounding.value!r}"
+    elif mode.is_directed and declared.rounding is RoundingMode.NEAREST:
+        yield "rounding to the nearest"
+    bits, fraction_bits = factor.get("multiplier_bits"), factor.get("fraction_bits")
+    if bits is not None and declared.fraction_bits is None and bits < (declared.multiplier_bits or _FLOAT32_BITS):
+        yield f"multiplier_bits={declared.multiplier_bits}"
+    if fraction_bits is not None and fraction_bits < (declared.fraction_bits or math.inf):
+        yield f"fraction_bits={declared.fraction_bits}"
+    if factor.get("rounds_twice") and not declared.rounds_twice:
+        yield "rounds_twice=False"
 
 
 def _format_difference(exact: Tensor, results: Tensor) -> str:

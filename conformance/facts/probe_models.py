@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.conformance.claims.qconfigs import make_qconfig, observer_arguments_of
-from fx_quant_conformance.conformance.facts.kernel_models import Rounding, Rule
+from fx_quant_conformance.conformance.facts.kernel_models import Rescale, Rounding, Rule
 from fx_quant_conformance.conformance.machine.fault import FaultFound
 from fx_quant_conformance.conformance.machine.memory import fill_memory
 from fx_quant_conformance.conformance.ops.op_model import OneInput, Step, TwoInputs
@@ -167,8 +167,10 @@ class Op:
     """A model to ask what the backend runs for it."""
     rounding: Callable[[Site], Rounding]
     """It is measured first; the other properties get its rule."""
-    properties: tuple[tuple[str, Callable[[Site, Rule], str]], ...]
+    properties: tuple[tuple[str, Callable[[Site, Rule], str | Rescale]], ...]
     has_weight: bool = False
+    requantizes: bool = True
+    """Whether its rescale is one that a backend declares."""
 
 
 def _check_quantized(prepared: GraphModule) -> None:

@@ -17,12 +17,13 @@ from torch import nn
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.claims.claim import NO_WEIGHT, enumerate_claims
 from fx_quant_conformance.conformance.facts.fingerprint import sums_and_products, unweighted, weighted
+from fx_quant_conformance.conformance.facts.kernel_models import Rescale, propose
 from fx_quant_conformance.conformance.facts.probe_models import Op, Site, Unmeasured
 from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.pipeline.job import Job, measuring_job
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, DTypeConfig
-from fx_quant_conformance.refimpl.config.patterns import leaves
+from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 from fx_quant_conformance.refimpl.legacy import qint8, quint8
 from fx_quant_conformance.reports.numbers import Scalar
 from fx_quant_conformance.reports.schema import Measurement
@@ -99,7 +100,13 @@ def fingerprint(op: Op, site: Site) -> dict[str, str]:
     values["rounding"] = rounding.text
     for name, measure_property in op.properties:
         try:
-            values[name] = measure_property(site, rounding.rule or torch.round)
+            found = measure_property(site, rounding.rule or torch.round)
         except Unmeasured as error:
             values[name] = f"not determined: {error}"
+            continue
+        values[name] = str(found)
+        if isinstance(found, Rescale) and op.requantizes:
+            op_name = pattern_name(site.pattern)
+            declared = site.bench.capabilities.requantize_for(op_name)
+            values["to declare"] = propose(op_name, rounding, found, declared)
     return values

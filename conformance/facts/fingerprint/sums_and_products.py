@@ -79,7 +79,7 @@ def _measure_relu(family: Family, site: Site, rule: kernels.Rule) -> str:
     return kernels.name_relu(*_run_family(family, site, output, relu=True), output, rule)
 
 
-def _measure_add_rescale(site: Site, rule: kernels.Rule) -> str:
+def _measure_add_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Rescale odd sums by ratios next to 3/2, with a second term by one next to 3/2 or 3/32: all next to a tie.
 
     Then any sums by ratios that few bits do not hold.
@@ -96,7 +96,7 @@ def _measure_add_rescale(site: Site, rule: kernels.Rule) -> str:
     return kernels.name_rescale(runs, rule)
 
 
-def _measure_multiply_rescale(site: Site, rule: kernels.Rule) -> str:
+def _measure_multiply_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Products by ratios next to 1/74: odd multiples of 37 are next to a tie, others 1/74 or more away from it."""
     runs = []
     others = torch.tensor([37.0, 36.0, 31.0, 23.0, 5.0, -37.0]).double()

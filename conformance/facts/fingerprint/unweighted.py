@@ -56,7 +56,7 @@ def _measure_mean_rounding(site: Site) -> kernels.Rounding:
     return kernels.name_rounding(sums / 4, _run_means(site, sums, 2), site.make_grid(1.0).zero_point)
 
 
-def _measure_mean_rescale(site: Site, rule: kernels.Rule) -> str:
+def _measure_mean_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Means of 225 numbers whose sum is as near to a tie as it can be: 1/450 of a step."""
     sums = ((torch.arange(-60, 60).double() + 0.5) * 225).floor()
     predictions = kernels.predict_factor(sums, (1.0,), 225.0, site.make_grid(1.0).zero_point)
@@ -113,7 +113,7 @@ def _measure_cat_rounding(site: Site) -> kernels.Rounding:
     return kernels.name_rounding(term.centred / 4, results, grid.zero_point)
 
 
-def _measure_cat_rescale(site: Site, rule: kernels.Rule) -> str:
+def _measure_cat_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Odd integers by ratios next to 3/2, all next to a tie; then all by ratios that few bits do not hold."""
     runs = []
     for scales in [*kernels.draw_scales(2 / 3), *kernels.draw_scales(2.718)[:2]]:
@@ -175,6 +175,42 @@ def _make_function(exact: Callable[[Tensor], Tensor], *patterns: Any) -> Op:
     )
 
 
+# -- leaky relu -------------------------------------------------------------------------------------------------------
+
+
+def _probe_leaky(site: Site, slope: float, s_x: float, s_y: float) -> ProbeModel:
+    """All integers of the input."""
+    grid = site.make_grid(s_x)
+    inputs = (make_operand(grid, centred_integers_of(grid)[None]),)
+    return ProbeModel(model=build_one_input(site.pattern, slope), inputs=inputs, output=site.make_grid(s_y))
+
+
+def _measure_leaky_rounding(site: Site) -> kernels.Rounding:
+    """Ties and quarters of either sign: a slope of 1/2, and a step of the output that is two of the input's."""
+    probe = _probe_leaky(site, 0.5, 2.0**-5, 2.0**-4)
+    x = centred_integers_of(probe.inputs[0][0])
+    return kernels.name_rounding(torch.where(x < 0, x / 4, x / 2), site.run(probe).flatten(), probe.output.zero_point)
+
+
+def _measure_leaky_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
+    """Slopes of different sizes, by ratios that few bits do not hold."""
+    runs = []
+    for slope, ratio in ((0.01, 0.9), (0.3, 0.7), (0.06, 1.3)):
+        slope, s_x, s_y = (float(torch.tensor(number)) for number in (slope, 2.0**-5 * ratio, 2.0**-5))
+        probe = _probe_leaky(site, slope, s_x, s_y)
+        term = kernels.Term(centred_integers_of(probe.inputs[0][0]), probe.inputs[0][0])
+        predictions = kernels.predict_leaky(term, probe.output, slope)
+        runs.append(kernels.keep_inside(predictions, site.run(probe).flatten()))
+    return kernels.name_rescale(runs, rule)
+
+
+_LEAKY = Op(
+    patterns=(nn.LeakyReLU, F.leaky_relu),
+    example=lambda site: _probe_leaky(site, 0.5, 2.0**-5, 2.0**-4),
+    rounding=_measure_leaky_rounding,
+    properties=(("rescale", _measure_leaky_rescale),),
+)
+
 # -- quantize ---------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +231,7 @@ def _measure_quantize_rounding(site: Site) -> kernels.Rounding:
     return kernels.name_rounding(exact, results, grid.zero_point)
 
 
-def _measure_quantize_rescale(site: Site, rule: kernels.Rule) -> str:
+def _measure_quantize_rescale(site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Float32 numbers next to ties, and their neighbours on either side."""
     runs = []
     for scale, _ in kernels.draw_scales(2 / 3)[::4]:
@@ -208,6 +244,7 @@ def _measure_quantize_rescale(site: Site, rule: kernels.Rule) -> str:
 
 
 _QUANTIZE = Op(
+    requantizes=False,
     patterns=(torch.flatten, nn.Identity, "contiguous"),
     example=lambda site: _probe_quantize(site, torch.zeros(4), site.make_grid(2.0**-4)),
     rounding=_measure_quantize_rounding,
@@ -231,5 +268,5 @@ OPS: Mapping[str, Op] = {
     "sigmoid": _make_function(torch.sigmoid, nn.Sigmoid, torch.sigmoid),
     "tanh": _make_function(torch.tanh, nn.Tanh, torch.tanh),
     "elu": _make_function(F.elu, nn.ELU, F.elu),
-    "leaky_relu": _make_function(F.leaky_relu, nn.LeakyReLU, F.leaky_relu),
+    "leaky_relu": _LEAKY,
 }

@@ -43,12 +43,12 @@ def measure_rounding(dot: Dot, site: Site) -> kernels.Rounding:
         for step in (1, 16)
     ]
     results = torch.cat([run_stimulus(dot, site, stimulus) for stimulus in stimuli])
-    return kernels.name_rounding(
-        torch.cat([stimulus.exact for stimulus in stimuli]), results, stimuli[0].y_grid.zero_point
-    )
+    exact = torch.cat([stimulus.exact for stimulus in stimuli])
+    twice = torch.cat([kernels.round_before_shift(stimulus.sums, stimulus.ratio) for stimulus in stimuli])
+    return kernels.name_rounding(exact, results, stimuli[0].y_grid.zero_point, twice)
 
 
-def measure_rescale(dot: Dot, site: Site, rule: kernels.Rule) -> str:
+def measure_rescale(dot: Dot, site: Site, rule: kernels.Rule) -> kernels.Rescale:
     """Sums that are odd multiples of L/2, by a ratio s_x·s_w/s_y next to 1/L: next to a tie, all of them.
 
     Whether a result falls on the right side of its tie depends on the last bits of the arithmetic. With two values of L
@@ -218,7 +218,7 @@ def measure_relu(dot: Dot, site: Site, rule: kernels.Rule) -> str:
     return kernels.name_relu(stimulus.exact, run_stimulus(dot, site, stimulus), stimulus.y_grid, rule)
 
 
-PROPERTIES: Mapping[str, Callable[[Dot, Site, kernels.Rule], str]] = {
+PROPERTIES: Mapping[str, Callable[[Dot, Site, kernels.Rule], str | kernels.Rescale]] = {
     "rescale": measure_rescale,
     "accumulator": measure_accumulator,
     "padding": measure_padding,

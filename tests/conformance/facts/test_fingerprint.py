@@ -12,17 +12,25 @@ import torch.ao.nn.quantized.reference as nnqr
 from torch import Tensor, nn
 
 import tests.mutants.integer_faults  # noqa: F401  (enters them in the table)
-from fx_quant_conformance.backends.base import Backend, Capabilities, Execution
+from fx_quant_conformance.backends.base import Backend, Capabilities, Execution, Requantize, RoundingMode
 from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.facts.fingerprint import jobs as fingerprint
 from fx_quant_conformance.conformance.facts.fingerprint.jobs import OPS, jobs, list_sites
-from fx_quant_conformance.conformance.facts.kernel_models import name_rounding
+from fx_quant_conformance.conformance.facts.kernel_models import (
+    Term,
+    keep_inside,
+    name_rescale,
+    name_rounding,
+    predict_leaky,
+)
 from fx_quant_conformance.conformance.facts.probe_models import Unmeasured
+from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from fx_quant_conformance.reports.schema import Measurement
+from tests.mutants import requantize_kinds as kinds
 from tests.mutants.fault_table import FAULTS
 from tests.mutants.integer_kernels import IntegerBackend, Kernels, Make, SilentIntegers, small_config, varied
 
@@ -53,7 +61,7 @@ def one(name: str, kernels: Make, wanted: str, dtype: torch.dtype = torch.quint8
     if wanted == "rounding":
         return rounding.text
     try:
-        return dict(OPS[name].properties)[wanted](site, rounding.rule or torch.round)
+        return str(dict(OPS[name].properties)[wanted](site, rounding.rule or torch.round))
     except Unmeasured as error:
         return f"not determined: {error}"
 
@@ -63,6 +71,7 @@ def test_honest_kernels() -> None:
         "runs": "quantized",
         "rounding": "half_even",
         "rescale": "exact",
+        "to declare": "nothing",
         "accumulator": "int32",
         "padding": "not determined: no padding enters a sum of this op",
         "bias": "float",
@@ -121,7 +130,11 @@ def rounded_twice(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
     [
         ("linear", float32_rescale, "float32: · (s_x·s_w/s_y)"),
         ("mul", float32_rescale, "float32: · (s_x·s_w/s_y)"),
-        ("linear", lambda honest, total, ratio: total * to_bits(ratio, 8), "fixed point: factor of 8 bits"),
+        (
+            "linear",
+            lambda honest, total, ratio: total * to_bits(ratio, 8),
+            "fixed point: factor of 8 bits, or of 21 fraction bits",
+        ),
         ("linear", lambda honest, total, ratio: total * to_bits(ratio, 31), "fixed point: factor of 31 bits"),
         ("conv2d", rounded_twice, "fixed point: 31 bits, rounded twice"),
     ],
@@ -356,3 +369,67 @@ def test_a_dynamic_claim_is_not_probed() -> None:
     entries = [entry for entry in native_config("qnnpack").configs if pattern_name(entry.normal_pattern) == "nn.LSTM"]
     config = BackendConfig("dynamic").set_backend_pattern_configs(entries)
     assert jobs(config, ReferenceBackend().capabilities(), "full") == ()
+
+
+LINEAR, MUL = "linear", "mul"
+HALF_UP, TWICE = RoundingMode.HALF_UP, {"multiplier_bits": 31, "rounds_twice": True, "rounding": RoundingMode.HALF_AWAY}
+
+
+@pytest.mark.rule("NUM-06")
+@pytest.mark.parametrize(
+    ("name", "kernels", "declared", "told"),
+    [
+        (LINEAR, Kernels, {}, "nothing"),
+        (LINEAR, kinds.machine(kinds.once(15), kinds.up), {"multiplier_bits": 15, "rounding": HALF_UP}, ""),
+        (
+            LINEAR,
+            kinds.machine(kinds.once(15), kinds.up),
+            {"multiplier_bits": 31, "rounding": HALF_UP},
+            "multiplier_bits=31",
+        ),
+        (LINEAR, kinds.machine(kinds.once(15), kinds.up), {}, "multiplier_bits=None"),
+        (LINEAR, kinds.machine(kinds.twice(kinds.shift_half_away), kinds.away), TWICE, ""),
+        (LINEAR, kinds.machine(kinds.twice(kinds.shift_half_away), kinds.away), {}, "rounds_twice=False"),
+        (MUL, kinds.fractional(12), {"fraction_bits": 12, "rounding": HALF_UP}, ""),
+        (MUL, kinds.fractional(12), {"fraction_bits": 20, "rounding": HALF_UP}, "fraction_bits=20"),
+        (LINEAR, kinds.rounded(torch.floor), {"rounding": RoundingMode.DOWN}, ""),
+        (LINEAR, kinds.rounded(torch.floor), {}, "rounding to the nearest"),
+        (LINEAR, kinds.rounded(torch.floor), {"rounding": HALF_UP}, "the rounding 'half up'"),
+    ],
+)
+def test_it_proposes_the_declaration_that_is_right_and_names_one_that_is_not(
+    name: str, kernels: Make, declared: dict[str, Any], told: str
+) -> None:
+    """The right declaration of each machine is the one that is given here, where nothing is told against it."""
+    backend = IntegerBackend(kernels, requantize=Requantize(**declared))
+    site = next(site for site in list_sites(OPS[name], bench_of(backend)) if site.dtypes.input_dtype == torch.quint8)
+    found = fingerprint.fingerprint(OPS[name], site)["to declare"]
+    line, _, against = found.partition("; declared is ")
+    if told == "nothing":
+        assert found == told
+    else:
+        assert told in against and bool(against) is bool(told)
+    if declared and not told:
+        scope = {"Requantize": Requantize, "RoundingMode": RoundingMode}
+        [proposed] = eval(f"dict({line})", scope)["requantize_of"].values()
+        assert proposed == Requantize(**declared)
+
+
+def test_a_leaky_relu_of_fraction_bits_is_told_from_one_of_mantissas() -> None:
+    grid = Grid(scale=0.7 * 2.0**-5, zero_point=3, low=-128, high=127, dtype="qint8")
+    output = Grid(scale=2.0**-5, zero_point=3, low=-128, high=127, dtype="qint8")
+    term = Term(torch.arange(-131, 125).double(), grid)
+
+    def up(value: Tensor) -> Tensor:
+        return (value + 0.5).floor()
+
+    def found(hold: Callable[[float], float]) -> str:
+        runs = []
+        for slope in (0.01, 0.3):
+            factors = torch.where(term.centred < 0, hold(slope * 0.7), hold(0.7))
+            runs.append(keep_inside(predict_leaky(term, output, slope), up(term.centred * factors)))
+        return str(name_rescale(runs, up))
+
+    assert found(lambda factor: round(factor * 256) / 256) == "fixed point: factor of 8 fraction bits"
+    assert found(lambda factor: to_bits(torch.tensor(factor), 7).item()) == "fixed point: factor of 7 bits"
+    assert found(float).startswith("exact")
