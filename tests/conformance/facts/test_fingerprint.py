@@ -431,5 +431,7 @@ def test_a_leaky_relu_of_fraction_bits_is_told_from_one_of_mantissas() -> None:
         return str(name_rescale(runs, up))
 
     assert found(lambda factor: round(factor * 256) / 256) == "fixed point: factor of 8 fraction bits"
-    assert found(lambda factor: to_bits(torch.tensor(factor), 7).item()) == "fixed point: factor of 7 bits"
+    assert found(lambda factor: to_bits(torch.tensor(factor), 7).item()).startswith(
+        "fixed point: factor of 6 to 7 bits"
+    )
     assert found(float).startswith("exact")
