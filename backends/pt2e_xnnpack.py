@@ -63,7 +63,6 @@ _TRANSPOSED = (
     "torch.conv_transpose2d",
     "torch.conv_transpose3d",
 )
-_SLICES = {"_index": ("[:, 1:7:2]", "[::3]", "[..., 2:-1]")}
 
 
 class Pt2eXnnpackBackend(ExecuTorchBackend):
@@ -79,10 +78,10 @@ class Pt2eXnnpackBackend(ExecuTorchBackend):
     def capabilities(self) -> Capabilities:
         """Return those of ExecuTorch, with the Quantizer's schemes of weights; the delegate makes biases int32.
 
-        The Quantizer leaves transposed convolutions of several groups float, and of indexing all but slices.
+        The Quantizer leaves transposed convolutions of several groups float.
         """
         common = super().capabilities()
-        limits = {**common.limits, **{op: {"groups": (1,)} for op in _TRANSPOSED}, "operator.getitem": _SLICES}
+        limits = {**common.limits, **{op: {"groups": (1,)} for op in _TRANSPOSED}}
         return replace(common, weight_schemes=pt2e_xnnpack_config.WEIGHT_SCHEMES, lowers_bias=True, limits=limits)
 
     def quantizer(self, request: QuantizerRequest) -> Any:

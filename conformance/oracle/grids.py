@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
 from fx_quant_conformance.refimpl.legacy.weights import to_plain
@@ -150,6 +151,13 @@ def place_on_grids(model: GraphModule, batch: Sequence[Tensor]) -> tuple[Tensor,
 
 def _find_grid(model: GraphModule, node: Node) -> Grid | None:
     return next((grid_of(model, user) for user in node.users if is_static(user)), None)
+
+
+def list_unclaimed(model: GraphModule) -> list[str]:
+    """List the nodes of a reference model that prepare left in float, as no entry takes them."""
+    plan, present = explain(model).plan, {node.name for node in model.graph.nodes}
+    names = [name for name, *_ in plan.unmatched] + [each.node for each in plan.decisions if not each.is_quantized]
+    return [name for name in names if name in present]
 
 
 def weight_scales(model: GraphModule) -> list[float]:

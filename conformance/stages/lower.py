@@ -33,11 +33,15 @@ def lower_reference_model(run: ClaimState, state: CaseState) -> Iterable[Fault]:
     return ()
 
 
+class Declined(FaultFound):
+    """The backend declines a model."""
+
+
 @guard("lower")
 def lower(
     bench: Bench, reference: GraphModule, example_inputs: Batch, lower_by_flow: Lowering | None = None
 ) -> LoweredModel:
-    """Lower a copy of the reference model. Raises FaultFound if the backend declines, raises or returns no callable.
+    """Lower a copy of the reference model. Raises FaultFound if the backend raises or returns no callable, or Declined.
 
     ``lower_by_flow``: how; None: a copy of the reference model.
     """
@@ -45,7 +49,7 @@ def lower(
         lowered: LoweredModel = (lower_by_flow or bench.executor.lower_copy)(reference, example_inputs)
     except UnsupportedPattern as error:
         text = f"the backend declines what its config claims: {error}"
-        raise FaultFound(Fault(rule="LOW-01", message=text)) from error
+        raise Declined(Fault(rule="LOW-01", message=text)) from error
     except Exception as error:
         raise make_backend_error("lower", error) from error
     if not callable(lowered):

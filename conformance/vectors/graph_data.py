@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, qparams_of
+from fx_quant_conformance.conformance.oracle.grids import Grid, ends_of, grid_of, is_static, list_unclaimed, qparams_of
 from fx_quant_conformance.conformance.oracle.vendor_modules import ends_of_weight
 from fx_quant_conformance.conformance.vectors.files import Array, format_json
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
@@ -92,7 +92,7 @@ class _Draft:
 
 def describe_model(model: GraphModule) -> GraphData:
     """Return a reference model as data."""
-    draft = _Draft(model=model)
+    draft, unclaimed = _Draft(model=model), set(list_unclaimed(model))
     inputs, outputs = list[str](), Any
     for node in model.graph.nodes:
         if node.op == "placeholder":
@@ -101,7 +101,10 @@ def describe_model(model: GraphModule) -> GraphData:
         elif node.op == "output":
             outputs = draft.spell(node.args[0])
         else:
+            before = len(draft.nodes)
             draft.names[node] = _describe_node(draft, node)
+            for each in draft.nodes[before:] if node.name in unclaimed else ():
+                each["unclaimed"] = True
     graph = {"format": "fx-quant-graph", "version": VERSION, "inputs": inputs, "nodes": draft.nodes, "outputs": outputs}
     return GraphData(graph=graph, arrays=draft.arrays)
 

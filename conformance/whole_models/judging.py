@@ -22,12 +22,12 @@ from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, list_unclaimed, placeholder_grids
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
 from fx_quant_conformance.conformance.stages.execution import ask_execution
 from fx_quant_conformance.conformance.stages.float_ops import format_float, list_quantized, read_name
-from fx_quant_conformance.conformance.stages.lower import find_leftover, lower, run_all, run_lowered
+from fx_quant_conformance.conformance.stages.lower import Declined, find_leftover, lower, run_all, run_lowered
 from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
 from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_outputs
 from fx_quant_conformance.conformance.stages.state import LoweredModel, make_check
@@ -37,6 +37,8 @@ from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
 from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
+MOST_NAMED = 5
+"""Ops that no entry claims, which a message names."""
 BLIND_LSB = 1.0
 """Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
 
@@ -142,13 +144,37 @@ def _verify_numbers(
     is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not (is_blind or takes_apart or bench.tries_all):
         return whole
+    unclaimed = dict[str, Any](whole.evidence).get("unclaimed ops")
     separate = [
         (part, judge_run(bench, name, part.model, part.batches, moves_only=part.moves_only))
         for part in cut_subgraphs(reference, batches)
     ]
+    if unclaimed:
+        return _judge_by_parts(whole, unclaimed, separate)
     layers = [_make_layer(part, check) for part, check in separate]
     measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
     return _combine(measured, separate)
+
+
+def _judge_by_parts(whole: Check, unclaimed: Sequence[str], separate: Sequence[tuple[Subgraph, Check]]) -> Check:
+    """Judge a model that the backend declines, and in which some ops are not claimed, by its claimed patterns alone."""
+    ops = ", ".join(unclaimed[:MOST_NAMED]) + (" and others" if len(unclaimed) > MOST_NAMED else "")
+    text = f"{whole.message}; the config does not claim {ops}: the {len(separate)} claimed patterns were judged alone"
+    told = [dict[str, Any](check.evidence) for _, check in separate]
+    untold = next((each for each in told if each.get("execution") == "none"), None)
+    shown = {"execution": "reported"} if untold is None else {name: untold[name] for name in ("execution", "sureness")}
+    layers = [_make_layer(part, check) for part, check in separate]
+    left = replace(
+        whole,
+        rule="NUM-03",
+        outcome="pass",
+        verdict=Verdict.VERIFIED,
+        failing=0,
+        evidence=evidence({**whole.evidence, **shown}),
+        statistics=Statistics(layers=layers),
+    )
+    check = _combine(replace(left, message=text), separate)
+    return replace(check, message=text) if check.verdict is Verdict.VERIFIED else check
 
 
 def _make_layer(part: Subgraph, check: Check) -> Layer:
@@ -166,6 +192,11 @@ def judge_run(
     comparisons, others = list[Comparison](), list[Fault]()
     try:
         lowered = lower(bench, model, batches[0])
+    except Declined as found:
+        return make_failed_check(name, replace(found.fault, evidence={"unclaimed ops": list_unclaimed(model)}))
+    except FaultFound as found:
+        return make_failed_check(name, found.fault)
+    try:
         floating = _find_float_ops(bench, lowered, model)
         comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
     except FaultFound as found:
@@ -209,9 +240,7 @@ def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> 
     execution = ask_execution(bench, lowered, model)
     if isinstance(execution, str):
         return execution
-    present, plan, quantized = {node.name for node in model.graph.nodes}, explain(model).plan, list_quantized(model)
-    floating = {name for name, *_ in plan.unmatched} | {each.node for each in plan.decisions if not each.is_quantized}
-    is_whole = not floating & present
+    quantized, is_whole = list_quantized(model), not list_unclaimed(model)
     floats = [text for text in execution.float_fallbacks if is_whole or read_name(text) in quantized]
     return floats if floats or execution.quantized_ops else ["all of it: the backend shows no quantized op that ran"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from functools import cache
 from typing import Any
@@ -18,18 +19,21 @@ from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.backends.torch_engines.fbgemm import FbgemmBackend
 from fx_quant_conformance.backends.torch_engines.onednn import OnednnBackend
 from fx_quant_conformance.backends.torch_engines.tables import native_config
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.ops.op_model import Input
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.pipeline.job import Job
 from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.whole_models import jobs as model_jobs
 from fx_quant_conformance.conformance.whole_models import judging
 from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
-from fx_quant_conformance.conformance.whole_models.judging import verify_model
-from fx_quant_conformance.conformance.whole_models.setups import EXTENTS
+from fx_quant_conformance.conformance.whole_models.jobs import unit_of
+from fx_quant_conformance.conformance.whole_models.judging import draw_reference, judge_model, verify_model
+from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, setups_of
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from fx_quant_conformance.refimpl import BackendConfig
-from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 from fx_quant_conformance.reports.schema import Check, Measurement, ModelResult
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.told import name_ops
@@ -235,6 +239,60 @@ def test_a_kernel_that_rounds_down_is_refuted_by_the_first_pattern_that_does() -
     assert result.statistics is not None
     refuted = [each.node for each in result.statistics.layers if each.verdict is Verdict.REFUTED]
     assert refuted == list(evidence["alone"])
+
+
+class NoSums(Backend):
+    """Claims no sum of two tensors, and declines models that have one; of the others its kernels are those given."""
+
+    def backend_config(self) -> BackendConfig:
+        entries = super().backend_config().configs
+        claimed = [each for each in entries if operator.add not in leaves(each.normal_pattern)]
+        return BackendConfig("no sums").set_backend_pattern_configs(claimed)
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        if any(node.target is operator.add for node in reference_model.graph.nodes):
+            raise base.UnsupportedPattern("operator.add has no kernel")
+        return super().lower(reference_model, example_inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("is_right", (True, False))
+def test_a_model_with_unclaimed_ops_may_be_declined_and_is_judged_by_its_patterns(is_right: bool) -> None:
+    """It was REFUTED: the backend declined what its config did not claim."""
+    bias = varied("with_bias", lambda honest, total, bias: total)
+    bench = Bench(NoSums(Kernels if is_right else bias), seed=0, profile="full")
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    setups = {str(setup): setup for setup in setups_of(claims, bench.capabilities, EXTENTS["full"])}
+    case = next(each for each in ARCHITECTURES if each.name == "residual").case()
+    unit = unit_of("model/x", case.build(), case, claims, setups["ptq/quint8/per_channel_symmetric"])
+    marked = [
+        node["name"] for node in describe_model(draw_reference(bench, unit)[0]).graph["nodes"] if "unclaimed" in node
+    ]
+    assert marked == ["add"], "a device is told so in model.json"
+    work = judge_model(bench, unit)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result = end.value.make_row(1.0)
+            break
+    evidence: Any = result.evidence
+    assert result.verdict is (Verdict.VERIFIED if is_right else Verdict.REFUTED), result
+    assert "operator.add has no kernel; the config does not claim add" in result.reason
+    assert (evidence["unclaimed ops"], result.execution) == (["add"], "reported")
+    assert result.statistics is not None and len(result.statistics.layers) > 1
+    if not is_right:
+        assert "the first to differ is" in result.reason and evidence["pattern"].startswith("nn.Conv2d")
+
+
+def test_a_declined_model_of_claimed_ops_alone_is_refuted() -> None:
+    class Picky(Backend):
+        def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+            raise base.UnsupportedPattern("not today")
+
+    result = run("residual", Picky())
+    assert result.verdict is Verdict.REFUTED and "declines what its config claims" in result.reason
 
 
 class Telling(ReferenceBackend):
