@@ -65,6 +65,7 @@ CASE_STAGES: dict[str, CaseStage] = {
 """The stages that each case goes through, in order."""
 GOES_ON = frozenset({"execution", "numerics", "invariance", *(room.stage for room in list_rooms())})
 """The stages that a fault does not end, so that they find several, and a case goes on after them."""
+_AFTER_CONVERT = frozenset({"lower", "execution", "numerics"})
 RUNS_BACKEND = frozenset({"lower", "numerics"})
 """The stages in which the backend's code may raise, so that a claim may end before all its cases are tried."""
 
@@ -243,7 +244,7 @@ class ClaimRun:
             progress.passed += is_done
             if not is_done or len(progress.faults) > before:
                 self._faulty = self._faulty or state
-                self._facts[case.name] = case.spell_facts(state.scales if hasattr(state, "reference") else None)
+                self._facts[case.name] = case.spell_facts(state.scales if name in _AFTER_CONVERT else None)
             if not is_done or (name == "convert" and self._is_outside(state)):
                 break
         else:

@@ -391,11 +391,20 @@ def _why_beyond(waiver: WaiverEntry, failing: Mapping[str, str]) -> str:
     """Say which failing case is none of those that the waiver is about; empty: it covers all."""
     if waiver.where is None:
         return ""
-    others = [name for name, facts in failing.items() if waiver.where.holds(literal_eval(facts)) is not True]
+    others = [name for name, facts in failing.items() if waiver.where.holds(_read_facts(facts)) is not True]
     if failing and not others:
         return ""
     what = f"{others[0]!r} fails too" if others and others[0] else "the claim fails as a whole"
     return f"covers cases where {waiver.where}, but {what}"
+
+
+def _read_facts(text: str) -> dict[str, Any]:
+    """Return what a results file says of a case; nothing, if it says that in a way that cannot be read."""
+    try:
+        facts = literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _why_unused(waiver: WaiverEntry, covered: Collection[str], known_ids: Collection[str]) -> str:

@@ -296,6 +296,7 @@ def test_a_wrong_number_under_a_waiver_without_one_is_named() -> None:
     [
         ({"a": "{'groups': 10}", "b": "{'groups': 12, 'shape': (1, 12)}"}, ""),
         ({"a": "{'groups': 10}", "b": "{'groups': 9}"}, "covers cases where groups > 9, but 'b' fails too"),
+        ({"a": "{'groups'"}, "covers cases where groups > 9, but 'a' fails too"),  # it cannot be read
         ({"a": "{'shape': (1,)}"}, "covers cases where groups > 9, but 'a' fails too"),  # nothing is known of it
         ({"a": "{'groups': 10}", "": "{}"}, "covers cases where groups > 9, but the claim fails as a whole"),
         ({}, "covers cases where groups > 9, but the claim fails as a whole"),
