@@ -16,7 +16,7 @@ PARTS = (
     "#baseline",
     "#failures",
     "#waived",
-    "#quality",
+    "#tolerated",
     "#waivers",
     "#models",
     "#unexercised",
