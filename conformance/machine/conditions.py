@@ -54,7 +54,7 @@ class _Unknown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class CaseCondition:
     """A condition as it is written, and as it is read."""
 
     text: str
@@ -82,7 +82,7 @@ class Condition:
 
 
 @cache
-def read_condition(text: str) -> Condition:
+def read_condition(text: str) -> CaseCondition:
     """Return the condition that a text spells. Raises ConditionError."""
     if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
         raise ConditionError(f"found {str(text)[:_LONGEST]!r}; give an expression such as 'groups == in_channels'")
@@ -98,7 +98,7 @@ def read_condition(text: str) -> Condition:
             raise ConditionError(f"{text!r} has {found!r}; a condition has names, numbers and {_WORDS}")
         if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
             names.add(node.id)
-    return Condition(text.strip(), tree, frozenset(names))
+    return CaseCondition(text.strip(), tree, frozenset(names))
 
 
 def _is_known_call(node: Any) -> bool:

@@ -39,7 +39,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from fx_quant_conformance.conformance.machine.conditions import Condition, read_condition
+from fx_quant_conformance.conformance.machine.conditions import CaseCondition, read_condition
 from fx_quant_conformance.conformance.machine.isa import LEVELS, NAMES
 from fx_quant_conformance.conformance.machine.toml import parse_toml
 from fx_quant_conformance.reports.coverage import read_rule_texts
@@ -87,7 +87,7 @@ class WaiverEntry:
     """A specifier of versions (PEP 440) for which it counts."""
     findings: tuple[str, ...] = ()
     """The names of texts (conformance.run.findings)."""
-    where: Condition | None = None
+    where: CaseCondition | None = None
     """What holds of each case that it covers (docs/limits.md)."""
 
     def matches(self, claim_id: str) -> bool:
@@ -251,7 +251,7 @@ def _check_lsb(value: object) -> float:
     return float(value)
 
 
-def _check_where(value: object) -> Condition:
+def _check_where(value: object) -> CaseCondition:
     return read_condition(_check_text(value))
 
 

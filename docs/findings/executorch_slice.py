@@ -6,7 +6,7 @@
 # fault of: partitioner
 # largest error: runs in float
 # cpu: all
-# claims: none: the config does not claim slices; `model/unclaimed_ops/data_movement/*` shows that they are annotated
+# claims: none: the config does not claim slices
 # reason: a slice is annotated, which the delegate does not take in a dynamic batch
 
 import torch

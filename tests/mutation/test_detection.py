@@ -225,8 +225,9 @@ def test_an_int32_bias_that_is_not_declared_is_refuted_where_it_shows() -> None:
 
     Where the output is much finer than the accumulator, that is more than one step.
     """
-    fine = [case.value_range.output < 1 for claim in claims_on(*WEIGHTED) for case in planned(claim, FEW)]
-    found = [check for claim in claims_on(*WEIGHTED) for check in checks(varied("with_bias", bias_int32), claim, FEW)]
+    fine = [case.value_range.output < 1 for claim in claims_on(*WEIGHTED) for case in planned(claim, 2 * FEW)]
+    kernels = varied("with_bias", bias_int32)
+    found = [check for claim in claims_on(*WEIGHTED) for check in checks(kernels, claim, 2 * FEW)]
     assert {check.verdict for check in found} == {Verdict.VERIFIED, Verdict.REFUTED}
     assert all(float(check.max_lsb or 0) < 1 for check, is_fine in zip(found, fine, strict=True) if not is_fine)
 

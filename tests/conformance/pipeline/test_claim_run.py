@@ -404,7 +404,7 @@ def test_decisions_are_those_of_the_claim_that_was_prepared() -> None:
 def test_a_profile_and_an_option_set_how_many_cases_and_inputs_are_tried(maximum: int | None, inputs: int) -> None:
     claim, effort = claim_on(ADD), PROFILES["quick"]
     cases = plan_cases(claim, IntegerBackend().capabilities(), limit=effort.cases)
-    assert len(cases) == effort.cases == 8 and not isinstance(cases, str)
+    assert len(cases) == effort.cases == 9 and not isinstance(cases, str)
     bench = without_shares(Bench(Altered(), seed=0, profile="quick", max_examples=maximum))
     checks = {each.stage: each for each in run_claim(bench, claim) if isinstance(each, Check)}
     assert checks["config"].cases == len(cases)
