@@ -7,6 +7,7 @@
 # largest error: 224 LSB; raises
 # cpu: all
 # claims: `nn.Softmax/*`
+# reason: softmax takes a view for a contiguous tensor, and raises for a negative dim
 
 import torch
 
