@@ -87,19 +87,9 @@ def _are_some_of(known: Sequence[str], value: object) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(each, str) and each in known for each in value)
 
 
-def _are_requantizes(value: object) -> bool:
+def _are_by_text(kind: type, value: object) -> bool:
     return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(each, Requantize) for name, each in value.items()
-    )
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(part, str) for pair in value.items() for part in pair)
-
-
-def _are_tolerances(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str) and isinstance(each, Tolerance) for name, each in value.items()
+        isinstance(name, str) and isinstance(each, kind) for name, each in value.items()
     )
 
 
@@ -121,11 +111,14 @@ _FITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "Requantize": (lambda value: isinstance(value, Requantize), "a fx_quant_conformance.Requantize"),
     "Mapping[str, Requantize]": (
-        _are_requantizes,
+        lambda value: _are_by_text(Requantize, value),
         "a dict of globs of ops with a fx_quant_conformance.Requantize each",
     ),
-    "Mapping[str, str]": (_are_texts, "a dict of globs of ops with a condition each (docs/limits.md)"),
-    "Mapping[str, Tolerance]": (_are_tolerances, "a dict of globs of ops with a fx_quant_conformance.Tolerance each"),
+    "Mapping[str, str]": (partial(_are_by_text, str), "a dict of globs of ops with a condition each (docs/limits.md)"),
+    "Mapping[str, Tolerance]": (
+        lambda value: _are_by_text(Tolerance, value),
+        "a dict of globs of ops with a fx_quant_conformance.Tolerance each",
+    ),
     "Mapping[str, Mapping[str, Taken]]": (_is_nested, "a dict of ops with dicts of arguments (docs/limits.md)"),
 }
 """By the annotation of a field: whether a value fits, and what to give."""

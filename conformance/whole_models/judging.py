@@ -192,13 +192,10 @@ def judge_run(
     comparisons, others = list[Comparison](), list[Fault]()
     try:
         lowered = lower(bench, model, batches[0])
-    except Declined as found:
-        return make_failed_check(name, replace(found.fault, evidence={"unclaimed ops": list_unclaimed(model)}))
-    except FaultFound as found:
-        return make_failed_check(name, found.fault)
-    try:
         floating = _find_float_ops(bench, lowered, model)
         comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
+    except Declined as found:
+        return make_failed_check(name, replace(found.fault, evidence={"unclaimed ops": list_unclaimed(model)}))
     except FaultFound as found:
         return make_failed_check(name, found.fault)
     except NoOracleError as error:

@@ -140,8 +140,13 @@ _CAT = Op(
 def _probe_curve(site: Site) -> ProbeModel:
     """All integers of the input, from -4 to 4."""
     grid = site.make_grid(2.0**-5)
+    return _probe_integers(site, grid, site.find_fixed_grid() or grid)
+
+
+def _probe_integers(site: Site, grid: Grid, output: Grid, *arguments: Any) -> ProbeModel:
+    """An op of one tensor, with these arguments after it, on all integers of a grid."""
     inputs = (make_operand(grid, centred_integers_of(grid)[None]),)
-    return ProbeModel(model=build_one_input(site.pattern), inputs=inputs, output=site.find_fixed_grid() or grid)
+    return ProbeModel(model=build_one_input(site.pattern, *arguments), inputs=inputs, output=output)
 
 
 def _run_curve(function: Callable[[Tensor], Tensor], site: Site) -> tuple[Tensor, Tensor, Grid]:
@@ -180,9 +185,7 @@ def _make_function(exact: Callable[[Tensor], Tensor], *patterns: Any) -> Op:
 
 def _probe_leaky(site: Site, slope: float, s_x: float, s_y: float) -> ProbeModel:
     """All integers of the input."""
-    grid = site.make_grid(s_x)
-    inputs = (make_operand(grid, centred_integers_of(grid)[None]),)
-    return ProbeModel(model=build_one_input(site.pattern, slope), inputs=inputs, output=site.make_grid(s_y))
+    return _probe_integers(site, site.make_grid(s_x), site.make_grid(s_y), slope)
 
 
 def _measure_leaky_rounding(site: Site) -> kernels.Rounding:
