@@ -111,7 +111,7 @@ def built(case: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("is_qat", [False, True], ids=["ptq", "qat"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_models_own_names_stay_its_own(case: Callable[[], nn.Module], is_qat: bool) -> None:
-    made = make(built(case), X, is_qat=is_qat)
+    made = make(built(case), X, engine="qnnpack", is_qat=is_qat)  # saturates on no CPU
     assert made.worst > 24, made.ratios()
 
 
