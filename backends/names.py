@@ -19,6 +19,7 @@ SHIPPED = {
     "onnx-reference": "fx_quant_conformance.backends.onnx_reference:OnnxReferenceBackend",
     "openvino": "fx_quant_conformance.backends.openvino:OpenVinoBackend",
     "inductor": "fx_quant_conformance.backends.inductor:InductorBackend",
+    "litert": "fx_quant_conformance.backends.litert:LiteRTBackend",
     "executorch": "fx_quant_conformance.backends.executorch:ExecuTorchBackend",
     "pt2e-x86": "fx_quant_conformance.backends.pt2e_x86:Pt2eX86Backend",
     "pt2e-xnnpack": "fx_quant_conformance.backends.pt2e_xnnpack:Pt2eXnnpackBackend",

@@ -17,6 +17,7 @@ from fx_quant_conformance.backends.discovery import find_backend
             {"openvino", "onnx", "onnxscript"},
             ("INFERENCE_NUM_THREADS=1", "INFERENCE_PRECISION_HINT=f32"),
         ),
+        ("litert", {"litert_torch", "ai_edge_litert", "litert_converter"}, ("XNNPACK delegate", "one thread")),
         ("executorch", {"executorch", "torchao"}, ("one thread",)),
     ],
 )
