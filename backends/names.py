@@ -20,6 +20,7 @@ SHIPPED = {
     "openvino": "fx_quant_conformance.backends.openvino:OpenVinoBackend",
     "inductor": "fx_quant_conformance.backends.inductor:InductorBackend",
     "litert": "fx_quant_conformance.backends.litert:LiteRTBackend",
+    "ncnn": "fx_quant_conformance.backends.ncnn:NcnnBackend",
     "executorch": "fx_quant_conformance.backends.executorch:ExecuTorchBackend",
     "pt2e-x86": "fx_quant_conformance.backends.pt2e_x86:Pt2eX86Backend",
     "pt2e-xnnpack": "fx_quant_conformance.backends.pt2e_xnnpack:Pt2eXnnpackBackend",

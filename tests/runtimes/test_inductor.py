@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.ao.quantization import PlaceholderObserver, default_per_channel_weight_observer, default_weight_observer
+from torch.ao.quantization import PlaceholderObserver
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Backend, Execution
@@ -17,7 +17,7 @@ from fx_quant_conformance.backends.inductor import read_execution
 from fx_quant_conformance.backends.lowering import lower_reference
 from fx_quant_conformance.refimpl import QConfig, QConfigMapping
 from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
-from tests.runtimes.references import Flat, image, reference_of
+from tests.runtimes.references import PER_CHANNEL, PER_TENSOR, Flat, image, reference_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def executed(backend: Backend, reference: GraphModule, *inputs: Tensor) -> Execu
 
 @needs_compiler
 @pytest.mark.rule("LOW-04")
-@pytest.mark.parametrize("weight", (default_weight_observer, default_per_channel_weight_observer))
+@pytest.mark.parametrize("weight", (PER_TENSOR, PER_CHANNEL))
 def test_a_small_network_runs_for_batches_of_any_size(backend: Backend, weight: Any) -> None:
     """On kernels of integers where a weight has a scale per channel: the fusions look for that dequantize alone."""
     x = image(2, 3, 6, 6)
@@ -52,7 +52,7 @@ def test_a_small_network_runs_for_batches_of_any_size(backend: Backend, weight: 
     execution = backend.execution(lowered)
     assert execution is not None
     kernels = list(dict.fromkeys(each.split(".")[3] for each in execution.quantized_ops if " (torch.ops." in each))
-    if weight is default_per_channel_weight_observer:
+    if weight is PER_CHANNEL:
         assert execution.float_fallbacks == ()
         assert kernels == ["qconv_pointwise", "max_pool2d", "qlinear_pointwise"]
     else:
@@ -65,7 +65,7 @@ def test_a_small_network_runs_for_batches_of_any_size(backend: Backend, weight: 
 def test_dynamic_linear_runs_on_integers(backend: Backend) -> None:
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True)
-    mapping = QConfigMapping().set_global(QConfig(activation, default_per_channel_weight_observer))
+    mapping = QConfigMapping().set_global(QConfig(activation, PER_CHANNEL))
     reference = reference_of(nn.Sequential(nn.Linear(6, 5)), x, mapping=mapping)
     lowered = lower_reference(backend, reference, (x,))
     assert torch.allclose(lowered(x), reference(x), rtol=1e-5, atol=1e-6)

@@ -24,7 +24,7 @@ from fx_quant_conformance.refimpl import QConfig, QConfigMapping, export_referen
 from fx_quant_conformance.refimpl.exported.exported import hold_weights
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig_mapping
-from tests.runtimes.references import Flat, image, reference_of
+from tests.runtimes.references import PER_TENSOR, Flat, image, reference_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -34,7 +34,7 @@ _fx_passes = pytest.importorskip("torch.onnx._internal.exporter._fx_passes")
 
 def dynamic(**observer: Any) -> QConfigMapping:
     activation = PlaceholderObserver.with_args(dtype=torch.quint8, is_dynamic=True, **observer)
-    return QConfigMapping().set_global(QConfig(activation, default_weight_observer))
+    return QConfigMapping().set_global(QConfig(activation, PER_TENSOR))
 
 
 def static(weight: Any) -> QConfigMapping:

@@ -18,6 +18,7 @@ from fx_quant_conformance.backends.discovery import find_backend
             ("INFERENCE_NUM_THREADS=1", "INFERENCE_PRECISION_HINT=f32"),
         ),
         ("litert", {"litert_torch", "ai_edge_litert", "litert_converter"}, ("XNNPACK delegate", "one thread")),
+        ("ncnn", {"ncnn"}, ("one thread",)),
         ("executorch", {"executorch", "torchao"}, ("one thread",)),
     ],
 )
