@@ -100,11 +100,12 @@ class Kernel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run it on each row: ncnn has no batches."""
-        rows = x if x.dim() == 4 else x.reshape(-1, x.shape[-1])
+        is_image = self.kind != "InnerProduct"
+        rows = x if is_image else x.reshape(-1, x.shape[-1])
         if not len(rows):
             return self.layer(x)  # type: ignore[no-any-return]  # for its shape
         made = torch.stack([self._run(row) for row in rows]) * self.s_out
-        return made if x.dim() == 4 else made.reshape(*x.shape[:-1], -1)
+        return made if is_image else made.reshape(*x.shape[:-1], -1)
 
     def _run(self, row: Tensor) -> Tensor:
         """Return the integers of a row, as floats."""

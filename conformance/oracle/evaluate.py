@@ -88,7 +88,7 @@ class Walk:
         self.model = model
         self.capabilities = capabilities or Capabilities()
         self.counts_weights, self.can_clip = counts_weights, can_clip
-        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.values: dict[Node, Any] = {}
         """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
         self._references = references_in(model)

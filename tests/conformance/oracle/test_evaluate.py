@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Graph, symbolic_trace
+from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fx_quant_conformance.backends.base import Requantize
 from fx_quant_conformance.conformance.oracle.error_bounds import Value, bound_dequantizing, bound_rescaling
@@ -258,3 +258,16 @@ def test_what_is_constant_is_found_at_any_depth() -> None:
         moved, made = graph.call_function(torch.relu, (moved,)), graph.call_function(torch.relu, (made,))
     assert is_constant(made) and not is_constant(moved)
     assert not is_constant(graph.call_function(torch.add, (made, moved)))
+
+
+def test_a_module_of_two_names_is_found_by_each() -> None:
+    graph, grid, layers = Graph(), (0.5, 128, 0, 255, torch.uint8), nn.Module()
+    layers.first = layers.second = nn.ReLU()
+    value = graph.placeholder("x")
+    for layer in (None, "first", "second"):
+        value = value if layer is None else graph.call_module(layer, (value,))
+        integers = graph.call_function(OPS.quantize_per_tensor.default, (value, *grid))
+        value = graph.call_function(OPS.dequantize_per_tensor.default, (integers, *grid))
+    graph.output(value)
+    exact = exact_of(GraphModule(layers, graph), torch.tensor([-2.0, 0.0, 3.0]))
+    assert exact.real.tolist() == [0, 0, 3]
