@@ -85,10 +85,9 @@ def owner_of(node: Node) -> str:
     return owner([path for path, _ in node.meta.get("nn_module_stack", {}).values()], node.name)
 
 
-class ExportingBackend(Backend):
-    """A backend on a runtime that takes exported programs and is an optional extra."""
+class RuntimeBackend(Backend):
+    """A backend on other people's runtime, which is an optional extra."""
 
-    representation = Representation.EXPORTED
     packages: tuple[str, ...]
     """The packages of the extra of the backend's name."""
     settings: str
@@ -114,6 +113,12 @@ class ExportingBackend(Backend):
     def versions(self) -> dict[str, str]:
         """Return the versions of the runtime and its exporters, and the settings."""
         return {name: version(name) for name in (*self.packages, "torch")} | {"settings": self.settings}
+
+
+class ExportingBackend(RuntimeBackend):
+    """A backend on a runtime that takes exported programs."""
+
+    representation = Representation.EXPORTED
 
 
 _NO_BATCH: dict[str, Taken] = {"_unbatched": (False,)}

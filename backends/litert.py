@@ -159,9 +159,14 @@ def _grid(detail: dict[str, Any]) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what the converter prints of its progress, and what it warns of, out of the run's output."""
-    logging.getLogger().setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        root.setLevel(level)
 
 
 def lay_weights(program: ExportedProgram) -> None:

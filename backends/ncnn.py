@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Iterator
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +18,6 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.base import (
-    Backend,
     Capabilities,
     Execution,
     Representation,
@@ -29,33 +26,25 @@ from fx_quant_conformance.backends.base import (
     Taken,
     UnsupportedPattern,
 )
-from fx_quant_conformance.refimpl import BackendConfig, MinMaxObserver, PerChannelMinMaxObserver, QConfig, nnqr
+from fx_quant_conformance.backends.exporting import RuntimeBackend
+from fx_quant_conformance.refimpl import MinMaxObserver, PerChannelMinMaxObserver, QConfig, nnqr
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
-from fx_quant_conformance.refimpl.config.native import FAMILIES, config_of
-from fx_quant_conformance.refimpl.config.patterns import pattern_name
+from fx_quant_conformance.refimpl.config.native import Table
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.legacy import qint8
 
 SYMMETRIC = DTypeWithConstraints(qint8, -127, 127)
 S8_S8 = DTypeConfig(SYMMETRIC, SYMMETRIC, SYMMETRIC, torch.float32)
+TABLE: Table = {"conv": (S8_S8,), "linear": (S8_S8,)}
 PATTERNS = (
-    "nn.Conv2d",
-    "nn.Conv2d+nn.ReLU",
-    "nn.Conv2d+F.relu",
-    "nn.Conv2d+nn.BatchNorm2d",
-    "nn.Conv2d+nn.BatchNorm2d+nn.ReLU",
-    "nn.Conv2d+nn.BatchNorm2d+F.relu",
+    "nn.Conv2d*",
     "nni.ConvReLU2d",
-    "nniqat.ConvReLU2d",
-    "nniqat.ConvBn2d",
-    "nniqat.ConvBnReLU2d",
     "nnqat.Conv2d",
-    "nn.Linear",
-    "nn.Linear+nn.ReLU",
-    "nn.Linear+F.relu",
+    "nniqat.Conv*2d",
+    "nn.Linear*",
     "nni.LinearReLU",
-    "nniqat.LinearReLU",
     "nnqat.Linear",
+    "nniqat.Linear*",
 )
 LIMITS: dict[str, dict[str, Taken]] = {
     "nn.Conv2d": {
@@ -164,25 +153,15 @@ def pack(values: Tensor, flag: int | None = None) -> bytes:
     return (b"" if flag is None else struct.pack("<I", flag)) + data + b"\0" * (-len(data) % 4)
 
 
-class NcnnBackend(Backend):
+class NcnnBackend(RuntimeBackend):
     """ncnn's int8 layers; what moves or joins stays outside of the claims."""
 
     name = "ncnn"
     representation = Representation.DECOMPOSED
+    packages = ("ncnn",)
+    table, patterns = TABLE, PATTERNS
+    settings = "one thread"
     waivers = Path(__file__).with_name("ncnn.waivers.toml")
-
-    def backend_config(self) -> BackendConfig:
-        """Return the claims of convolutions and linear layers, with relu."""
-        config = config_of(self.name, {"conv": (S8_S8,), "linear": (S8_S8,)}, FAMILIES)
-        names = {entry: pattern_name(entry.normal_pattern) for entry in config.configs}
-        return BackendConfig(self.name).set_backend_pattern_configs(
-            [entry for entry, name in names.items() if name in PATTERNS]
-        )
-
-    def unavailable_reason(self) -> str | None:
-        """Name the package that is not installed, and the command that installs it."""
-        command = "pip install -c constraints.txt 'fx-quant-conformance[ncnn]'"
-        return None if find_spec("ncnn") else f"ncnn not installed: {command}"
 
     def capabilities(self) -> Capabilities:
         """Both symmetric schemes, a float bias, results rounded half away from zero."""
@@ -211,17 +190,19 @@ class NcnnBackend(Backend):
         return lowered
 
     def execution(self, lowered: Any) -> Execution:
-        """Name the layers that ncnn has taken."""
-        kernels = {
+        """Name the layers that ncnn has taken, and those that it has not."""
+        called = {
             node.name: lowered.get_submodule(node.target) for node in lowered.graph.nodes if node.op == "call_module"
         }
-        quantized = (f"{name} ({each.kind})" for name, each in kernels.items() if isinstance(each, Kernel))
-        floating = (name for name, each in kernels.items() if not isinstance(each, Kernel))
+        quantized = (f"{name} ({each.kind})" for name, each in called.items() if isinstance(each, Kernel))
+        floating = (name for name, each in called.items() if layer_of(each) is not None)
         return Execution(quantized_ops=tuple(quantized), float_fallbacks=tuple(floating))
 
-    def versions(self) -> dict[str, str]:
-        """Return the versions of ncnn and of torch."""
-        return {"ncnn": version("ncnn"), "torch": version("torch"), "settings": "one thread"}
+
+def layer_of(module: nn.Module) -> Any:
+    """Return the reference layer that a module is, or that a relu follows in it; None: there is none."""
+    layer = module[0] if isinstance(module, nn.Sequential) else module
+    return layer if isinstance(layer, (nnqr.Conv2d, nnqr.Linear)) else None
 
 
 def find_layers(model: GraphModule) -> Iterator[tuple[Node, Any, bool]]:
@@ -230,6 +211,5 @@ def find_layers(model: GraphModule) -> Iterator[tuple[Node, Any, bool]]:
         if node.op != "call_module" or not is_dequantize(node.args[0]) or not all(map(is_quantize, node.users)):
             continue
         module = model.get_submodule(str(node.target))
-        layer = module[0] if isinstance(module, nn.Sequential) else module
-        if isinstance(layer, (nnqr.Conv2d, nnqr.Linear)):
+        if (layer := layer_of(module)) is not None:
             yield node, layer, layer is not module
