@@ -164,7 +164,9 @@ def net():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="ONNX Runtime's kernels saturate without VNNI (finding 122)")
+@pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="ONNX Runtime's kernels saturate without VNNI (finding 122)"
+)
 def test_a_users_model_is_judged_by_both_flows(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "mynet.py").write_text(MODEL)
