@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import symbolic_trace
 
-from fx_quant_conformance.backends.base import Capabilities, Execution, Requantize, RoundingMode
+from fx_quant_conformance.backends.base import Capabilities, Execution, Requantize, RoundingMode, UnsupportedPattern
 from fx_quant_conformance.backends.exporting import LIMITS as SHARED_LIMITS
 from fx_quant_conformance.backends.exporting import (
     Compiled,
@@ -246,8 +246,13 @@ class LiteRTBackend(ExportingBackend):
         convert(program, (torch.zeros(2, 2),))
 
     def lower(self, program: ExportedProgram, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """Convert and load."""
-        return Model(program, example_inputs)
+        """Convert and load; decline what the converter has no lowering for."""
+        try:
+            return Model(program, example_inputs)
+        except RuntimeError as error:
+            if "Lowering not found" in str(error):
+                raise UnsupportedPattern(str(error).partition("\n")[0]) from error
+            raise
 
     def execution(self, lowered: Callable[..., Any]) -> Execution | None:
         """Read the types of tensors off the model."""

@@ -74,7 +74,11 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
         setup=setup,
         calibration=[(batch,) for batch in torch.split(seen, BATCH)[:CALIBRATING_BATCHES]],
         train=lambda network, _: fit(network, seen, seen_labels, epochs=QAT_EPOCHS, rate=QAT_RATE),
-        draw=lambda reference: [place_on_grids(reference, (batch,)) for batch in torch.split(unseen, BATCH)],
+        draw=lambda reference: [
+            place_on_grids(reference, (batch,))
+            for batch in torch.split(unseen, BATCH)
+            if len(batch) == BATCH or bench.capabilities.dynamic_batch
+        ],
     )
     values: dict[str, Any] = {"images": len(unseen), "float": measure_top1(network, unseen, unseen_labels)}
     judged = yield from judge_model(bench, unit)

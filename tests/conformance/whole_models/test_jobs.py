@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -450,8 +451,8 @@ def test_a_fuser_method_that_fails_on_a_model_refutes_it() -> None:
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 
-def digits_rows(flow: str) -> list[ModelResult | Measurement]:
-    bench = Bench(Backend(), seed=0, profile="full")
+def digits_rows(flow: str, backend: base.Backend | None = None) -> list[ModelResult | Measurement]:
+    bench = Bench(backend or Backend(), seed=0, profile="full")
     rows = all_jobs()[f"model/digits/{flow}/quint8/per_channel_symmetric"].run(bench)
     return [row for row in rows if isinstance(row, ModelResult | Measurement)]
 
@@ -479,3 +480,27 @@ def test_digits_are_learnt_and_kept_by_quantization(flow: str) -> None:
     assert abs(values["backend"] - values["reference"]) <= values["undecided"]
     if flow == "ptq":  # further training ends elsewhere on each kind of processor, and the bound of one output with it
         assert values["undecided"] < 0.1
+
+
+class OneBatch(ReferenceBackend):
+    """Takes batches of the size of its example."""
+
+    def capabilities(self) -> base.Capabilities:
+        return replace(super().capabilities(), dynamic_batch=False)
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        honest, rows = super().lower(reference_model, example_inputs), len(example_inputs[0])
+
+        def run(x: Tensor) -> Any:
+            assert len(x) == rows, f"{len(x)} rows, not {rows}"
+            return honest(x)
+
+        return run
+
+
+@pytest.mark.slow
+def test_digits_are_given_in_batches_of_one_size_to_a_backend_that_takes_no_other() -> None:
+    """The last 40 of 360 images are left out."""
+    pytest.importorskip("sklearn")
+    _, model = digits_rows("ptq", OneBatch())
+    assert isinstance(model, ModelResult) and model.verdict is Verdict.UNSHOWN, model
