@@ -230,10 +230,11 @@ class LiteRTBackend(ExportingBackend):
         """Both symmetric schemes, weights that the converter folds, a bias of int32, batches of one size."""
         schemes = ("per_tensor_symmetric", "per_channel_symmetric")
         eighths = Requantize(fraction_bits=8, rounding=RoundingMode.HALF_UP)
+        twice = Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)
         return Capabilities(
             weight_schemes=schemes,
             int32_bias=True,
-            requantize_of={"*[Ll]eaky*": eighths},
+            requantize_of={"*[Ll]eaky*": eighths, "torch.matmul": twice},  # XNNPACK's, and the runtime's own
             fold_weights=False,
             dynamic_batch=False,
             limits=LIMITS,
