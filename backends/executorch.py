@@ -30,6 +30,7 @@ from fx_quant_conformance.backends.exporting import (
     decompose_sparingly,
     leave_nothing,
     owner_of,
+    separate,
 )
 from fx_quant_conformance.refimpl import export_reference
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig
@@ -279,12 +280,7 @@ def read_execution(lowered: Method) -> Execution:
             owner = lowered.sources.get(owners.get(handle, ""))
             if owner or (is_quantized and handle in owners):
                 layers.setdefault(owner or owners[handle], []).append((f"{kind} {datatype}", is_quantized))
-    lines = {
-        f"{owner} ({', '.join(text for text, _ in own)})": all(is_quantized for _, is_quantized in own)
-        for owner, own in layers.items()
-    }
-    quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
-    floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
+    quantized, floating = separate(layers)
     is_empty = not left or not (layers or has_layers)
     return Execution(quantized_ops=leave_nothing(lowered.ops) if is_empty else quantized, float_fallbacks=floating)
 

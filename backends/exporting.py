@@ -67,6 +67,15 @@ def leave_nothing(ops: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{op}: nothing is left to be done between quantize and dequantize" for op in ops)
 
 
+def separate(layers: Mapping[str, Sequence[tuple[str, bool]]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Name the ops whose parts are all quantized, and the others. ``layers``: op → text and whether, of each part."""
+    lines = {
+        f"{op} ({', '.join(text for text, _ in own)})": all(is_own for _, is_own in own) for op, own in layers.items()
+    }
+    quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
+    return quantized, tuple(line for line, is_quantized in lines.items() if not is_quantized)
+
+
 def owner(paths: Iterable[str], name: str) -> str:
     """Return the name of the reference model's node from which a node of an exported program comes.
 

@@ -26,11 +26,13 @@ from fx_quant_conformance.backends.exporting import (
     decompose_sparingly,
     leave_nothing,
     owner_of,
+    separate,
 )
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, export_reference
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.native import Table
 from fx_quant_conformance.refimpl.exported.exported import open_module
+from fx_quant_conformance.refimpl.graph.invariants import is_quantize
 from fx_quant_conformance.refimpl.legacy import qint8
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 
@@ -181,7 +183,7 @@ def lay_weights(program: ExportedProgram) -> None:
         return value if name is None else program.state_dict.get(name, program.constants.get(name))
 
     for node in program.graph.nodes:
-        if node.op == "call_function" and node.args[0] in held and "quantize_per" in node.target.__name__:
+        if is_quantize(node) and node.args[0] in held:
             (dequantize,) = node.users
             integers = node.target(*map(read, node.args))
             with torch.no_grad():
@@ -266,9 +268,5 @@ def read_execution(lowered: Model) -> Execution:
     for owners, kind, is_quantized in lowered.read_ops():
         for owner in owners:
             layers.setdefault(owner, []).append((kind, is_quantized))
-    lines = {
-        f"{owner} ({', '.join(kind for kind, _ in own)})": all(ok for _, ok in own) for owner, own in layers.items()
-    }
-    quantized = tuple(line for line, is_quantized in lines.items() if is_quantized)
-    floating = tuple(line for line, is_quantized in lines.items() if not is_quantized)
+    quantized, floating = separate(layers)
     return Execution(quantized_ops=quantized if layers else leave_nothing(lowered.ops), float_fallbacks=floating)

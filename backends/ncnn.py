@@ -136,15 +136,14 @@ def write(layer: Any, has_relu: bool, s_in: float, s_out: float) -> tuple[str, l
         scales = scales[:: len(integers) // groups] if groups > 1 else scales
     else:
         kind, fields = "InnerProduct", {0: len(integers), 1: has_bias, 2: count, 8: 1, 9: int(has_relu)}
-    blobs = [pack(integers, INT8)]
-    blobs += [pack(value.detach().float()) for value in (bias,) if value is not None]
-    blobs += [pack(scales), pack(torch.tensor([1 / s_in]))]
     own = " ".join(f"{key}={value}" for key, value in sorted(fields.items()))
-    blobs.append(pack(torch.tensor([1 / s_out])))
-    lines = ["Input in 0 1 in", f"{kind} layer 1 1 in out {own}"]
     if kind == "InnerProduct":  # gives floats alone
-        lines = [*lines[:1], f"{kind} layer 1 1 in sum {own}", "Quantize integers 1 1 sum out 0=1"]
-    return kind, lines, b"".join(blobs)
+        lines = [f"{kind} layer 1 1 in sum {own}", "Quantize integers 1 1 sum out 0=1"]
+    else:
+        lines = [f"{kind} layer 1 1 in out {own}"]
+    floats = [scales, torch.tensor([1 / s_in]), torch.tensor([1 / s_out])]
+    floats = floats if bias is None else [bias.detach().float(), *floats]
+    return kind, ["Input in 0 1 in", *lines], b"".join([pack(integers, INT8), *map(pack, floats)])
 
 
 def pack(values: Tensor, flag: int | None = None) -> bytes:

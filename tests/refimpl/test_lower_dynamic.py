@@ -21,6 +21,7 @@ from fx_quant_conformance import refimpl
 from fx_quant_conformance.backends.torch_engines.engine import engine
 from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.refimpl.support import both_flows as flows
+from tests.refimpl.support.lowering import SMALL_WEIGHT
 
 # One that takes 8 bits, one whose sums saturate, and one whose reference models differ from its modules.
 ENGINES = [name for name in ("qnnpack", "x86", "onednn") if name in torch.backends.quantized.supported_engines]
@@ -49,16 +50,12 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-# Sums of two products stay below 2**15: without VNNI the kernels of x86 and onednn saturate there (findings 14, 15).
-WEIGHT = flows.torchs.MinMaxObserver.with_args(**flows.SIGNED_WEIGHT, quant_min=-63, quant_max=63)
-
-
 def qconfig(bits: int) -> Any:
     """A dynamic QConfig whose observer says how many bits."""
     activation = refimpl.PlaceholderObserver.with_args(
         dtype=torch.quint8, is_dynamic=True, reduce_range={7: True, 8: False}[bits]
     )
-    return flows.torch_qconfigs.QConfig(activation, WEIGHT)
+    return flows.torch_qconfigs.QConfig(activation, SMALL_WEIGHT)
 
 
 def made(name: str) -> tuple[nn.Module, Tensor]:
@@ -132,7 +129,7 @@ def test_bits_that_an_observer_asks_for_are_those_of_the_reference_model(kind: s
 @pytest.mark.parametrize("kind", ["linear", "lstm", "gru cell"])
 def test_torchs_lowering_on_onednn_takes_another_range_than_its_own_reference_model(kind: str) -> None:
     model, x = made(kind)
-    asked = flows.torch_qconfigs.QConfig(flows.torch_qconfigs.default_dynamic_qconfig.activation, WEIGHT)
+    asked = flows.torch_qconfigs.QConfig(flows.torch_qconfigs.default_dynamic_qconfig.activation, SMALL_WEIGHT)
     config, mapping = flows.torch_config("native"), flows.global_mapping(asked)
     with engine("onednn"):
         prepared = torch_fx.prepare_fx(model, mapping, (x,), backend_config=config)
