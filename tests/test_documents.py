@@ -33,7 +33,7 @@ from tests.support.warm_python import run_python
 ROOT = Path(__file__).parents[1]
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 ENGINES = ("qnnpack", "fbgemm", "x86", "onednn")
-RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "ncnn", "pt2e-x86", "pt2e-xnnpack")
+RUNTIMES = ("onnxruntime", "openvino", "inductor", "executorch", "litert", "ncnn", "pt2e-x86", "pt2e-xnnpack")
 COMMANDS = ("render", "markdown", "baseline", "diff", "merge", "compare", "certify", "verify")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}

@@ -27,6 +27,7 @@ ENGINES = (
     "openvino",
     "inductor",
     "executorch",
+    "litert",
     "ncnn",
     "pt2e-x86",
     "pt2e-xnnpack",
