@@ -38,6 +38,8 @@ class ValueRange:
     results lie half-way between two integers, or a step of the sum next to it."""
     goes_beyond: bool = False
     """Whether one input of each profile lies between the steps of the inputs' grids and beyond their ends."""
+    rests: bool = False
+    """Whether one input of each profile is all at the zero point, so that the result is the bias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Case:
     inputs: tuple[Input, ...]
     value_range: ValueRange
     varied: tuple[str, ...] = ()
-    """The names of the arguments that are away from their defaults."""
+    """The names of the arguments that are away from their defaults, and change something."""
     variant: str = ""
     """The varied arguments with their values. Cases of one variant differ in their value range only."""
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)

@@ -113,6 +113,7 @@ def _draw_coarse(shape: tuple[int, ...], grid: Grid) -> Tensor:
 
 
 BEYOND: tuple[str, Directed] = ("between steps and beyond the ends", _draw_off_grid)
+AT_REST: tuple[str, Directed] = ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point))
 DIRECTED: tuple[tuple[str, Directed], ...] = (
     ("random", _draw_any),
     ("alternating ends", _alternate),
@@ -121,7 +122,7 @@ DIRECTED: tuple[tuple[str, Directed], ...] = (
     ("one away from the zero point", _draw_single),
     ("all at the high end", lambda shape, grid: torch.full(shape, grid.high)),
     ("all at the low end", lambda shape, grid: torch.full(shape, grid.low)),
-    ("all at the zero point", lambda shape, grid: torch.full(shape, grid.zero_point)),
+    AT_REST,
     BEYOND,
 )
 """The directed inputs, by name; the first ones find most."""
@@ -144,13 +145,14 @@ def draw_static_inputs(
 ) -> list[NamedInputs]:
     """Draw inputs that lie on the inputs' grids: the first `directed` ones of DIRECTED (None: all), then `random` ones.
 
-    In a value range of ties, one is in coarse steps; in one that goes beyond, one is between steps and beyond the ends.
-    Inputs without a grid are drawn as for calibration.
+    In a value range of ties, one is in coarse steps; in one that goes beyond, one is between steps and beyond the ends;
+    in one that rests, one is all at the zero point. Inputs without a grid are drawn as for calibration.
     """
     chosen = DIRECTED[:directed]
     tied = (("in coarse steps", _draw_coarse),) * case.value_range.has_ties
-    beyond = tuple(each for each in (BEYOND,) if case.value_range.goes_beyond and each not in chosen)
-    kinds = itertools.chain(chosen, tied, beyond, ((f"random {n + 2}", _draw_any) for n in range(random)))
+    asked = ((BEYOND, case.value_range.goes_beyond), (AT_REST, case.value_range.rests))
+    more = tuple(each for each, is_asked in asked if is_asked and each not in chosen)
+    kinds = itertools.chain(chosen, tied, more, ((f"random {n + 2}", _draw_any) for n in range(random)))
     return [NamedInputs(name, tuple(_draw_each(case, grids, draw))) for name, draw in kinds]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,26 +50,44 @@ def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tupl
     """Choose a claim's share, of at least one, of an op's first ``limit`` cases; None: all of its cases.
 
     Take near-default cases and heavily varied ones, since either may select a kernel; within each, prefer the case with
-    the most new arguments. They follow each other as in the sequence of Thue and Morse, in which no step finds one kind
-    alone: claims on one op differ in scheme, flow and dtypes, which have steps of 2, 4 and more.
+    the most new arguments, among near-default ones shapes and what no heavily varied case shows. They follow each other
+    as in the sequence of Thue and Morse, in which no step finds one kind alone: claims on one op differ in scheme, flow
+    and dtypes, which have steps of 2, 4 and more.
     """
     if limit is None:
         return tuple(cases)
-    plain, varied = (_sort_by_news(case for case in cases if (len(case.varied) > 1) is many) for many in (False, True))
+    plain, varied = ([case for case in cases if (len(case.varied) > 1) is many] for many in (False, True))
+    varied = _sort_by_news(varied, {})
+    shown = {argument for case in varied[: limit // 2] for argument in case.varied} - {"shape"}
+    missed = {argument for case in plain for argument in _list_arguments(case)} - shown
+    plain = _sort_by_news(plain, dict.fromkeys(missed, 2))
     pairs = enumerate(itertools.zip_longest(plain, varied))
     mixed = (case for number, pair in pairs for case in (pair[::-1] if number.bit_count() % 2 else pair))
     ordered = [case for case in mixed if case is not None][: max(limit, share.of)]
     return tuple(ordered[share.place % len(ordered) :: share.of])
 
 
-def _sort_by_news(cases: Iterable[Case]) -> list[Case]:
-    """Order cases: the first, then always the one with most that is new, of arguments and value ranges; repeat then."""
+def _sort_by_news(cases: Iterable[Case], weights: Mapping[str, int]) -> list[Case]:
+    """Order cases: the first, then always the one with most that is new, of arguments and value ranges; repeat then.
+
+    What is new counts once, or as often as ``weights`` says.
+    """
     ordered, left, met = list[Case](), list(cases), set[str]()
     while left:
-        news = [len({*case.varied, case.value_range.name} - met) for case in left]
+        news = [sum(weights.get(item, 1) for item in _list_items(case) - met) for case in left]
         if ordered and not max(news):
             met = set()
             continue
         ordered.append(left.pop(news.index(max(news)) if ordered else 0))
-        met |= {*ordered[-1].varied, ordered[-1].value_range.name}
+        met |= _list_items(ordered[-1])
     return ordered
+
+
+def _list_items(case: Case) -> set[str]:
+    """Return what a case may show: its arguments and its value range."""
+    return _list_arguments(case) | {case.value_range.name}
+
+
+def _list_arguments(case: Case) -> set[str]:
+    """Return the varied arguments; each shape is one by itself, as it may select a kernel."""
+    return {f"shape={case.arguments.get(name)}" if name == "shape" else name for name in case.varied}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,10 +57,25 @@ def _list_known(rank: int) -> list[Arguments]:
 
 def _fits_windows(rank: int, arguments: Arguments) -> bool:
     """Along every axis the padding is at most half of the window, which fits into the padded input."""
-    options = [arguments.get(name, 1) for name in ("kernel_size", "padding", "dilation")]
+    axes = _list_axes(rank, arguments)
+    return all(2 * pad <= size and extent + 2 * pad > step * (size - 1) for extent, size, _, pad, step in axes)
+
+
+def _list_axes(rank: int, arguments: Arguments) -> Iterator[tuple[int, ...]]:
+    """Return extent, window, stride, padding and dilation of each axis."""
+    stride = arguments["stride"] or arguments["kernel_size"]
+    options = [arguments["kernel_size"], stride, arguments["padding"], arguments.get("dilation", 1)]
     by_axis = [(option,) * rank if isinstance(option, int) else option for option in options]
-    axes = zip(arguments["shape"][-rank:], *by_axis, strict=True)
-    return all(2 * pad <= size and extent + 2 * pad > step * (size - 1) for extent, size, pad, step in axes)
+    return zip(arguments["shape"][-rank:], *by_axis, strict=True)
+
+
+def _list_idle(rank: int, arguments: Arguments) -> tuple[str, ...]:
+    """``ceil_mode`` changes nothing where no axis has a further window that begins before the padding at its end."""
+    for extent, size, stride, pad, step in _list_axes(rank, arguments):
+        span = extent + 2 * pad - step * (size - 1) - 1
+        if span % stride and (span // stride + 1) * stride < extent + pad:
+            return ()
+    return ("ceil_mode",)
 
 
 def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
@@ -73,6 +89,7 @@ def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
         },
         step=construct if is_module else call("kernel_size", stride=None, padding=0, dilation=1, ceil_mode=False),
         is_valid=partial(_fits_windows, rank),
+        idle=partial(_list_idle, rank),
         known=tuple(_list_known(rank)),
     )
 
@@ -84,6 +101,7 @@ def _sample_avg_pool(rank: int, *, is_module: bool) -> OpSamples:
         arguments={**_vary_windows(rank), "count_include_pad": (True, False), **divisors, "shape": _list_shapes(rank)},
         step=construct if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: _fits_windows(rank, arguments) and _is_counted(arguments),
+        idle=partial(_list_idle, rank),
         known=tuple(_list_known(rank)[: -1 if rank == 3 else None]),  # in three axes padding does not help to fit
     )
 

@@ -8,7 +8,7 @@ some variant, and a variant covers as many pairs as it can.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ class OpSamples:
     known: tuple[Arguments, ...] = ()
     """Changes of the base for ops as known networks have them, or for another size. They are tried only where the op is
     the whole pattern."""
+    idle: Callable[[Arguments], Collection[str]] = field(default=lambda arguments: ())
+    """Names of arguments that change nothing beside the others."""
     derived: Callable[[Arguments], Arguments] = field(default=lambda arguments: {})
     """Arguments of the op that follow from the others, such as groups from ``shape``."""
 

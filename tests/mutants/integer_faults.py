@@ -257,6 +257,30 @@ def _interleaved(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any
     return result[:, order]
 
 
+def _narrow_at(channels: int, bits: int) -> Callable[..., Tensor]:
+    """A kernel for 3x3 and many channels, as by Winograd's algorithm, has sums of fewer bits."""
+
+    def body(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
+        is_chosen = weight.q.shape[1] >= channels and weight.q.shape[2:] == (3, 3) and geometry[0] in (1, (1, 1))
+        result: Tensor = (_wraps(bits) if is_chosen else _as_is)(honest, x, weight, geometry)
+        return result
+
+    return body
+
+
+def _as_is(honest: Any, *arguments: Any) -> Tensor:
+    result: Tensor = honest(*arguments)
+    return result
+
+
+def _packed(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
+    """Depthwise kernels of channels in eights multiply by a factor that an instruction approximates."""
+    result: Tensor = honest(x, weight, geometry)
+    return result * (1 + 2.0**-11) if geometry[3] == x.q.shape[1] and geometry[3] % 8 == 0 else result
+
+
+seed("accumulation", "conv: 18-bit sums for 3x3 and 64 channels", "convolution", _narrow_at(64, 18), CONV)
+seed("scale", "depthwise of channels in eights off by 2^-11", "convolution", _packed, CONV)
 seed("zero point", "conv pads with integer 0", "convolution", _padding_with(0), CONV)
 seed("zero point", "conv pads with the lowest integer", "convolution", _padding_with(-128), CONV, dtypes=("in=qint8",))
 seed("geometry", "conv pads on one side", "convolution", _one_sided, CONV)
@@ -293,6 +317,16 @@ seed(
     "relu clamps at integer 0 after a sum",
     "clamped",
     lambda honest, v, grid, rectified: honest(v.clamp(min=0) if rectified else v, grid, rectified=False),
+    RELU_AFTER,
+)
+
+seed(
+    "activation",
+    "relu ends at 6",
+    "clamped",
+    lambda honest, v, grid, rectified: honest(
+        v.clamp(max=float(grid.zero_point + (6 / grid.scale).round())) if rectified else v, grid, rectified=rectified
+    ),
     RELU_AFTER,
 )
 

@@ -93,12 +93,16 @@ class Integers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """An accumulator: real = total * scale. ``late``: a bias, as a real, that is added after the rescale."""
+    """An accumulator: real = total * scale. ``late``: a bias, as a real, that is added after the rescale.
+
+    ``own``: makes integers of the result's grid, where an op has an arithmetic of its own.
+    """
 
     total: Tensor
     scale: Tensor
     rectified: bool = False
     late: Tensor | None = None
+    own: Callable[[Integers], Tensor] | None = None
 
 
 class Kernels(Interpreter):
@@ -189,11 +193,16 @@ class Kernels(Interpreter):
             return replace(grid, q=target(value, *numbers).double())
         return value if isinstance(value, Integers) else self.requantize(value, grid)
 
-    def requantize(self, value: Sum, grid: Integers) -> Integers:
+    def scaled(self, value: Sum, grid: Integers) -> Tensor:
+        """Integers of a grid, before its zero point and its ends."""
+        if value.own is not None:
+            return value.own(grid)
         scaled = self.rounded(self.rescale(value.total, value.scale / grid.scale))
-        if value.late is not None:
-            scaled = scaled + self.rounded(value.late / grid.scale)
-        return replace(grid, q=self.clamped(self.placed(scaled, grid.zero_point), grid, rectified=value.rectified))
+        return scaled if value.late is None else scaled + self.rounded(value.late / grid.scale)
+
+    def requantize(self, value: Sum, grid: Integers) -> Integers:
+        placed = self.placed(self.scaled(value, grid), grid.zero_point)
+        return replace(grid, q=self.clamped(placed, grid, rectified=value.rectified))
 
     def call(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
         if isinstance(module, nn.Sequential):
@@ -271,13 +280,13 @@ def _in_numbers(
 Make = Callable[[GraphModule], Interpreter]
 
 
-def varied(method: str, body: Callable[..., Any]) -> Make:
+def varied(method: str, body: Callable[..., Any], kernels: type[Kernels] = Kernels) -> type[Kernels]:
     """Return kernels with one step replaced; the body gets the honest step first, then the step's arguments."""
 
     def step(self: Kernels, *arguments: Any, **keywords: Any) -> Any:
         return body(getattr(super(made, self), method), *arguments, **keywords)
 
-    made = type(f"Varied_{method}", (Kernels,), {method: step})
+    made = type(f"Varied_{method}", (kernels,), {method: step})
     return made
 
 

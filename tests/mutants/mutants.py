@@ -18,6 +18,7 @@ from tests.mutants import (
     qparams_faults,
     reference_faults,
     requantize_kinds,
+    runtimes,
 )
 from tests.mutants import model_faults as model_faults  # it enters its into flow_faults.MUTANTS
 from tests.mutants import reference_run_faults as reference_run_faults
@@ -78,6 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *qparams_faults.MUTANTS,
     *fixed_grid_faults.MUTANTS,
     *evidence_faults.MUTANTS,
+    *runtimes.MUTANTS,
     *honest.MUTANTS,
     *_quantizer_faults(),
 )

@@ -289,3 +289,16 @@ def _approximate(honest: Any, module: nn.Module, *arguments: Any, **keywords: An
 
 
 stepped("activation", "sigmoid of three pieces", "called", _approximate, claims=("nn.Sigmoid/*",))
+
+
+def _overflowing(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+    """A softmax whose sum of exponents has nine bits before the point: it is 0 where 512 of them are 1."""
+    result = honest(module, *arguments, **keywords)
+    if not isinstance(module, nn.Softmax):
+        return result
+    x = arguments[0]
+    largest = x == x.amax(module.dim, keepdim=True)
+    return torch.where(largest.sum(module.dim, keepdim=True) >= 512, torch.zeros_like(result), result)
+
+
+stepped("accumulation", "softmax: 512 equal values overflow", "called", _overflowing, claims=("nn.Softmax/*",))

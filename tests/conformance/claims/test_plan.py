@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inpu
 from fx_quant_conformance.conformance.claims.kinds import INTEGERS, Kind
 from fx_quant_conformance.conformance.claims.pattern_plan import AddedModel
 from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES, plan_cases
-from fx_quant_conformance.conformance.claims.quick import shares_of
+from fx_quant_conformance.conformance.claims.quick import Share, shares_of
 from fx_quant_conformance.conformance.ops.fused_modules import QAT_OF
 from fx_quant_conformance.conformance.ops.op_model import Input, OneInput, Step
 from fx_quant_conformance.refimpl import (
@@ -157,6 +157,36 @@ def test_a_limit_takes_first_what_is_at_its_defaults_and_what_has_most_arguments
     assert {name for case in few for name in case.varied} >= {"ceil_mode", "padding", "stride", "count_include_pad"}
     assert len({case.value_range.name for case in few}) > 3
     assert sorted(case.name for case in planned(pool, 10**6)) == sorted(case.name for case in every)
+
+
+def test_a_limit_takes_arguments_that_change_something_and_shapes_alone() -> None:
+    for pattern in ("nn.AvgPool2d", "nn.MaxPool2d"):
+        few = planned(claim_on(pattern), 9)
+        named = [case for case in few if "ceil_mode=True" in case.variant]
+        assert any("ceil_mode" in case.varied for case in named), "a window begins where the input ends"
+        assert any("ceil_mode" not in case.varied for case in named), "no window does"
+    plain = [case.variant for case in planned(claim_on("torch.conv2d"), 9) if len(case.varied) == 1]
+    assert plain and all(name.startswith("shape=") for name in plain)
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_first_claim_on_an_op_has_results_that_are_a_bias_of_few_steps_where_cases_are_limited() -> None:
+    linear = claim_on("nn.Linear")
+
+    def biases(**options: Any) -> list[Case]:
+        cases = plan_cases(linear, Capabilities(), **options)
+        assert not isinstance(cases, str), cases
+        return [case for case in cases if case.value_range.rests]
+
+    torch.manual_seed(0)
+    (case,) = biases(limit=9)
+    assert not biases() and not biases(limit=9, share=Share(place=1, of=2))
+    model, (low, high) = build_model(case), case.value_range.ranges[0]
+    weight, bias = model.get_parameter("op0.weight"), model.get_parameter("op0.bias")
+    outputs = torch.cat([model(*inputs) for inputs in draw_calibration_inputs(case)]) * case.value_range.output
+    step, output_step = (high - low) / 255 * weight.abs().max() / 127, (outputs.max() - outputs.min()) / 255
+    assert 2 * output_step < step
+    assert (bias.abs() < 127 * output_step).all(), "within the range of the output"
 
 
 def value_ranges_of(claim: Claim) -> set[str]:

@@ -125,3 +125,22 @@ def test_every_variant_runs_and_every_argument_makes_a_difference_in_some(op: An
 
 def all_equal(found: list[Tensor], others: list[Tensor]) -> bool:
     return len(found) == len(others) and all(map(torch.equal, found, others))
+
+
+POOLS = tuple(op for op in OP_SAMPLES if "Pool" in leaf_name(op) or "_pool" in leaf_name(op))
+
+
+@pytest.mark.parametrize("op", POOLS, ids=leaf_name)
+def test_a_pools_ceil_mode_is_idle_where_torchs_result_has_the_same_shape(op: Any) -> None:
+    samples, seen = OP_SAMPLES[op], set[bool]()
+    for _, arguments in samples.variants():
+        if "ceil_mode" not in arguments:
+            continue
+        shapes = [
+            flat(model_of(op, {**arguments, "ceil_mode": mode})(*inputs_of(op, arguments)))[0].shape
+            for mode in (False, True)
+        ]
+        is_idle = "ceil_mode" in samples.idle(arguments)
+        assert is_idle is (shapes[0] == shapes[1]), arguments
+        seen.add(is_idle)
+    assert seen in (set(), {True, False})
