@@ -24,7 +24,7 @@ from tests.test_documents import ENGINES, RUNTIMES, UPDATE, hold_table
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "docs" / "findings").glob("*.py"))
-WAIVERS = sorted((ROOT / "backends").glob("**/*.waivers.toml"))
+WAIVERS = sorted(path for folder in ("backends", "examples") for path in (ROOT / folder).glob("**/*.waivers.toml"))
 NEEDS_ANOTHER_CPU = 77  # what a finding's script ends with where this CPU takes another kernel
 COLUMNS = {
     "#": "finding",
