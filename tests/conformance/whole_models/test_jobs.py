@@ -504,3 +504,29 @@ def test_digits_are_given_in_batches_of_one_size_to_a_backend_that_takes_no_othe
     pytest.importorskip("sklearn")
     _, model = digits_rows("ptq", OneBatch())
     assert isinstance(model, ModelResult) and model.verdict is Verdict.UNSHOWN, model
+
+
+class NoAverages(Backend):
+    """Claims no adaptive average, and declines models that have one."""
+
+    def backend_config(self) -> BackendConfig:
+        entries = [
+            each for each in super().backend_config().configs if nn.AdaptiveAvgPool2d not in leaves(each.normal_pattern)
+        ]
+        return BackendConfig("no averages").set_backend_pattern_configs(entries)
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        called = [node.target for node in reference_model.graph.nodes if node.op == "call_module"]
+        if any(isinstance(reference_model.get_submodule(target), nn.AdaptiveAvgPool2d) for target in called):
+            raise base.UnsupportedPattern("no average")
+        return super().lower(reference_model, example_inputs)
+
+
+@pytest.mark.slow
+def test_digits_that_a_backend_declines_for_an_op_it_does_not_claim_are_judged_by_their_patterns() -> None:
+    """They were REFUTED when their accuracy was to be measured."""
+    pytest.importorskip("sklearn")
+    measurement, model = digits_rows("ptq", NoAverages(Kernels))
+    assert isinstance(measurement, Measurement) and {*measurement.values} == {"images", "float", "reference"}
+    assert isinstance(model, ModelResult) and model.verdict is Verdict.VERIFIED, model
+    assert "claimed patterns were judged alone" in model.reason
