@@ -14,6 +14,8 @@ from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DT
 from fx_quant_conformance.refimpl.config.dtype_config import DTypeWithConstraints
 
 TWICE = Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_AWAY)
+UP = Requantize(multiplier_bits=31, rounds_twice=True, rounding=RoundingMode.HALF_UP)
+EITHER = Requantize(multiplier_bits=31, rounds_twice=True)
 MEAN = Requantize(multiplier_bits=29, rounds_twice=True, spare_bits=1, rounding=RoundingMode.HALF_AWAY)
 TANH = DTypeConfig(qint8, DTypeWithConstraints(qint8, scale_exact_match=1 / 128, zero_point_exact_match=0))
 FIXED: dict[Any, DTypeConfig] = {
@@ -38,10 +40,10 @@ class XNNPACK(LiteRTBackend):
         return dataclasses.replace(super().capabilities(), limits=LIMITS | averages, dynamic_batch=True)
 
 
-class Builtin(XNNPACK):
-    """TFLite's own kernels, without a delegate."""
+class Reference(XNNPACK):
+    """TFLite's reference kernels."""
 
-    name = "litert_builtin"
+    name = "litert_reference"
 
     def backend_config(self) -> BackendConfig:
         fixed = [BackendPatternConfig(op).set_dtype_configs([dtypes]) for op, dtypes in FIXED.items()]
@@ -51,7 +53,15 @@ class Builtin(XNNPACK):
         return dataclasses.replace(super().capabilities(), requantize=TWICE, requantize_of={"*mean": MEAN})
 
 
-class Reference(Builtin):
-    """TFLite's reference kernels."""
+class Builtin(Reference):
+    """TFLite's own kernels, without a delegate.
 
-    name = "litert_reference"
+    Ties go up in matrix products. In depthwise convolutions they do so in eights of channels, and away from zero in
+    those left over, as in all of a grouped one.
+    """
+
+    name = "litert_builtin"
+
+    def capabilities(self) -> Capabilities:
+        rounds = {"*inear*": UP, "*onv*": EITHER, "*mean": MEAN}
+        return dataclasses.replace(super().capabilities(), requantize_of=rounds)
