@@ -50,17 +50,17 @@ def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tupl
     """Choose a claim's share, of at least one, of an op's first ``limit`` cases; None: all of its cases.
 
     Take near-default cases and heavily varied ones, since either may select a kernel; within each, prefer the case with
-    the most new arguments, among near-default ones shapes and what no heavily varied case shows. They follow each other
-    as in the sequence of Thue and Morse, in which no step finds one kind alone: claims on one op differ in scheme, flow
-    and dtypes, which have steps of 2, 4 and more.
+    the most that is new: arguments, their values, and the value range. Of near-default ones, shapes and what no heavily
+    varied case shows count twice. Both follow each other as in the sequence of Thue and Morse, in which no step finds
+    one kind alone: claims on one op differ in scheme, flow and dtypes, which have steps of 2, 4 and more.
     """
     if limit is None:
         return tuple(cases)
     plain, varied = ([case for case in cases if (len(case.varied) > 1) is many] for many in (False, True))
     varied = _sort_by_news(varied, {})
-    shown = {argument for case in varied[: limit // 2] for argument in case.varied} - {"shape"}
-    missed = {argument for case in plain for argument in _list_arguments(case)} - shown
-    plain = _sort_by_news(plain, dict.fromkeys(missed, 2))
+    shown = {argument for case in varied[: limit // 2] for argument in case.varied}
+    missed = {argument for case in plain for argument in case.varied}
+    plain = _sort_by_news(plain, dict.fromkeys((missed - shown) | {"shape"}, 2))
     pairs = enumerate(itertools.zip_longest(plain, varied))
     mixed = (case for number, pair in pairs for case in (pair[::-1] if number.bit_count() % 2 else pair))
     ordered = [case for case in mixed if case is not None][: max(limit, share.of)]
@@ -68,26 +68,19 @@ def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tupl
 
 
 def _sort_by_news(cases: Iterable[Case], weights: Mapping[str, int]) -> list[Case]:
-    """Order cases: the first, then always the one with most that is new, of arguments and value ranges; repeat then.
-
-    What is new counts once, or as often as ``weights`` says.
-    """
-    ordered, left, met = list[Case](), list(cases), set[str]()
+    """Order cases: the first, then always the one with most that is new; repeat then. ``weights``: 1 for all others."""
+    ordered, left, met = list[Case](), [(case, _list_items(case)) for case in cases], set[str]()
     while left:
-        news = [sum(weights.get(item, 1) for item in _list_items(case) - met) for case in left]
+        news = [sum(weights.get(item, 1) for item in items - met) for _, items in left]
         if ordered and not max(news):
             met = set()
             continue
-        ordered.append(left.pop(news.index(max(news)) if ordered else 0))
-        met |= _list_items(ordered[-1])
+        case, items = left.pop(news.index(max(news)) if ordered else 0)
+        ordered.append(case)
+        met |= items
     return ordered
 
 
 def _list_items(case: Case) -> set[str]:
-    """Return what a case may show: its arguments and its value range."""
-    return _list_arguments(case) | {case.value_range.name}
-
-
-def _list_arguments(case: Case) -> set[str]:
-    """Return the varied arguments; each shape is one by itself, as it may select a kernel."""
-    return {f"shape={case.arguments.get(name)}" if name == "shape" else name for name in case.varied}
+    """Return what a case may show: its varied arguments, by name and with their values, and its value range."""
+    return {*case.varied, *(f"{name}={case.arguments.get(name)}" for name in case.varied), case.value_range.name}
