@@ -24,7 +24,12 @@ from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.oracle.grids import output_step, place_on_grids
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.lower import Declined, lower, run_lowered
-from fx_quant_conformance.conformance.whole_models.judging import JudgedModel, judge_model, make_failed_check
+from fx_quant_conformance.conformance.whole_models.judging import (
+    JudgedModel,
+    judge_model,
+    make_failed_check,
+    read_unclaimed,
+)
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
 from fx_quant_conformance.conformance.whole_models.training import descend
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit
@@ -86,8 +91,7 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
         for part in _measure_accuracy(bench, judged, unseen, unseen_labels):
             values |= part
     except FaultFound as found:
-        is_judged_by_parts = isinstance(found, Declined) and dict[str, Any](judged.check.evidence).get("unclaimed ops")
-        if not is_judged_by_parts:
+        if not (isinstance(found, Declined) and read_unclaimed(judged.check)):  # which was judged by its parts
             judged = replace(judged, check=make_failed_check(name, found.fault))
     yield Measurement(topic="accuracy", subject=name, values=values)
     yield judged.make_row(time.perf_counter() - started)

@@ -144,7 +144,7 @@ def _verify_numbers(
     is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
     if whole.verdict is Verdict.VERIFIED and not (is_blind or takes_apart or bench.tries_all):
         return whole
-    unclaimed = dict[str, Any](whole.evidence).get("unclaimed ops")
+    unclaimed = read_unclaimed(whole)
     separate = [
         (part, judge_run(bench, name, part.model, part.batches, moves_only=part.moves_only))
         for part in cut_subgraphs(reference, batches)
@@ -154,6 +154,12 @@ def _verify_numbers(
     layers = [_make_layer(part, check) for part, check in separate]
     measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
     return _combine(measured, separate)
+
+
+def read_unclaimed(check: Check) -> Sequence[str]:
+    """Return the unclaimed ops of a model that the backend declines, as its check has them; none of any other."""
+    unclaimed: Sequence[str] = dict[str, Any](check.evidence).get("unclaimed ops", ())
+    return unclaimed
 
 
 def _judge_by_parts(whole: Check, unclaimed: Sequence[str], separate: Sequence[tuple[Subgraph, Check]]) -> Check:
