@@ -20,6 +20,7 @@ from fx_quant_conformance.conformance.machine.release import ROOT
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.mutants import mutants as shipped
 from tests.mutants.integer_kernels import IntegerBackend, varied
+from tests.mutants.runtimes import RUNTIMES, Runtime
 from tests.mutation import __main__ as command
 from tests.mutation.ablation import WHY, Removal, ablate
 from tests.mutation.gate import FailedUnit, MutantRun, Task, run_mutant
@@ -45,10 +46,13 @@ CLASSES = {
     "state",
     "fixed qparams",
     "flow",
+    "declared",
 }
 EACH = (
     "next channel's scale",
     "15-bit multiplier",
+    "XNNPACK: bias floored",
+    "CMSIS-NN: sums of two wrap as int16",
     "pairs saturate in int16",
     "relu clamps at integer 0",
     "relu6 as relu",
@@ -116,6 +120,16 @@ def test_an_honest_variant_is_verified() -> None:
     found = quick("bias as int32, declared")
     assert found.units > 60
     assert not found.failures and not found.open
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: runtime.name)
+def test_a_runtimes_arithmetic_is_verified_as_it_declares_it_and_many_faults_are_just_outside(runtime: Runtime) -> None:
+    found = quick(f"{runtime.name}, declared")
+    assert found.units > 5
+    assert not found.failures and not found.open
+    assert len({fault.name for fault in runtime.faults()}) >= 15
 
 
 @pytest.mark.slow
