@@ -52,7 +52,9 @@ class Case:
     inputs: tuple[Input, ...]
     value_range: ValueRange
     varied: tuple[str, ...] = ()
-    """The names of the arguments that are away from their defaults, and change something."""
+    """The names of the arguments that are away from their defaults."""
+    idle: tuple[str, ...] = ()
+    """The names of those that change nothing beside the others."""
     variant: str = ""
     """The varied arguments with their values. Cases of one variant differ in their value range only."""
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)

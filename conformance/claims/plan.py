@@ -52,7 +52,7 @@ BENDS: tuple[ValueRange, ...] = (
 On the grid that calibration gives, the end of the range may hide where a clamp is. Tried in every profile."""
 BIASES = (ValueRange(name="bias", ranges=((-2.0, 1.0), (-1.0, 2.0)), output=2.0**-12, bias=2.0**-12, rests=True),)
 """Where the rounding of a bias shows: a step of the sum is several of the result. Tried in a limited profile by the
-first claim on an op; without a limit so many results are near a tie that some show it."""
+first claim on an op with a weight; without a limit so many results are near a tie that some show it."""
 TIES = tuple(each for each in VALUE_RANGES if each.has_ties)
 """Where a rounding that is declared shows: tried in every profile."""
 _PADDED = ("padding", "padding_mode", "_network", "_uneven")
@@ -84,12 +84,12 @@ def plan_cases(
             takes = [number % 2 == 0 and len(case.inputs) == 1 for number, case in enumerate(cases)]
             cases = [_add_prelude(case) if is_taken else case for case, is_taken in zip(cases, takes, strict=True)]
         chosen += choose_cases(cases, limit, share)
+        if limit is not None and share.place == 0 and claim.scheme != NO_WEIGHT:
+            chosen += _in_value_ranges(claim, variants[0], BIASES)
         chosen += _in_value_ranges(claim, variants[0], BENDS) if plan.bends else []
         chosen += _try_fixed_grid(claim, variants[0])
         if capabilities.requantize_for(leaf_name(plan.root)).rounding is not RoundingMode.NEAREST:
             chosen += [case for case in _in_value_ranges(claim, variants[0], TIES) if case not in chosen]
-        if limit is not None and share.place == 0 and claim.scheme != NO_WEIGHT:
-            chosen += _in_value_ranges(claim, variants[0], BIASES)
     elif registered is None:
         outside = "no case is within the limits that the backend declares of"
         return plan if isinstance(plan, str) else f"{outside} {leaf_name(plan.root)}"
@@ -147,9 +147,9 @@ def _vary(plan: PatternPlan, claim: Claim, capabilities: Capabilities) -> Iterat
         if not is_taken(limits, is_trained_norm, resolved) or not plan.fits(arguments):
             continue
         name = ",".join(f"{key}={_spell(arguments[key])}" for key in varied) or "default"
-        varied = tuple(key for key in varied if key not in plan.samples.idle(arguments))
         build, inputs = partial(plan.build, arguments), plan.inputs_for(arguments)
-        case = partial(Case, build=build, value_range=VALUE_RANGES[0], arguments=resolved)
+        idle = tuple(plan.samples.idle(arguments))
+        case = partial(Case, build=build, value_range=VALUE_RANGES[0], arguments=resolved, idle=idle)
         if not plan.has_second_input:
             yield case(name=name, inputs=inputs, varied=varied)
             continue

@@ -58,7 +58,7 @@ def choose_cases(cases: Sequence[Case], limit: int | None, share: Share) -> tupl
         return tuple(cases)
     plain, varied = ([case for case in cases if (len(case.varied) > 1) is many] for many in (False, True))
     varied = _sort_by_news(varied, {})
-    shown = {argument for case in varied[: limit // 2] for argument in case.varied}
+    shown = {argument for case in varied[: limit // 2] for argument in case.varied if argument not in case.idle}
     missed = {argument for case in plain for argument in case.varied}
     plain = _sort_by_news(plain, dict.fromkeys((missed - shown) | {"shape"}, 2))
     pairs = enumerate(itertools.zip_longest(plain, varied))
@@ -83,4 +83,5 @@ def _sort_by_news(cases: Iterable[Case], weights: Mapping[str, int]) -> list[Cas
 
 def _list_items(case: Case) -> set[str]:
     """Return what a case may show: its varied arguments, by name and with their values, and its value range."""
-    return {*case.varied, *(f"{name}={case.arguments.get(name)}" for name in case.varied), case.value_range.name}
+    names = [name for name in case.varied if name not in case.idle]
+    return {*names, *(f"{name}={case.arguments.get(name)}" for name in names), case.value_range.name}

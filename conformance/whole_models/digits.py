@@ -91,7 +91,8 @@ def run(claims: tuple[Claim, ...], setup: ModelSetup, bench: Bench) -> Iterator[
         for part in _measure_accuracy(bench, judged, unseen, unseen_labels):
             values |= part
     except FaultFound as found:
-        if not (isinstance(found, Declined) and read_unclaimed(judged.check)):  # which was judged by its parts
+        is_judged = judged.check.outcome == "fail" or read_unclaimed(judged.check)
+        if not (isinstance(found, Declined) and is_judged):  # by its parts, or as declined
             judged = replace(judged, check=make_failed_check(name, found.fault))
     yield Measurement(topic="accuracy", subject=name, values=values)
     yield judged.make_row(time.perf_counter() - started)

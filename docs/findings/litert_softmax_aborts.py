@@ -58,6 +58,7 @@ def run_alone(elements: int, kernels: OpResolverType) -> int | None:
     child = multiprocessing.get_context("fork").Process(target=run, args=(elements, kernels))
     child.start()
     child.join(60)
+    child.kill()
     return child.exitcode
 
 

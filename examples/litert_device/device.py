@@ -192,7 +192,7 @@ def run_case(device: Path, case: Node, folder: Path, kernels: str) -> None:
     for program in list(programs.values())[:1]:
         executed = {"quantized_ops": program.lines, "float_fallbacks": [], "kernels": program.kernels}
         write(folder / "execution.json", executed)
-    if len(status) == len(case["runs"]):
+    if len(status) == len(case["runs"]) and len({each["status"] for each in status.values()}) == 1:
         write(folder / "status.json", status["0"])
     elif status:
         write(folder / "status.json", {"runs": status})

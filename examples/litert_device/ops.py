@@ -182,6 +182,8 @@ def slide(
 def add_convolution(writer: Writer, given: Arguments, grid: Grid, relu: int) -> Value:
     """Add a CONV_2D, or a DEPTHWISE_CONV_2D where each channel of the input has a group of its own."""
     x, layer, groups = given["input"], given["layer"], given.get("groups", 1)
+    if len(x.shape) != layer.weight.ndim:
+        raise Declined("an image without a batch")
     is_depthwise = groups > 1 and layer.weight.shape[1] == 1
     dilation = pair(given.get("dilation", 1), 1)
     options = {"dilationHFactor": dilation[0], "dilationWFactor": dilation[1], "fusedActivationFunction": relu}

@@ -1,4 +1,4 @@
-"""LiteRT as a device behind a command: some claims hold, and a fault of its kernels is seen in the numbers."""
+"""LiteRT as a device behind a command: its files are read, and some claims hold."""
 
 from __future__ import annotations
 

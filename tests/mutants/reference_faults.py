@@ -292,7 +292,7 @@ stepped("activation", "sigmoid of three pieces", "called", _approximate, claims=
 
 
 def _overflowing(honest: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
-    """A softmax whose sum of exponents has nine bits before the point: it is 0 where 512 of them are 1."""
+    """A softmax whose sum of exponentials has nine bits before the point: it is 0 where 512 of them are 1."""
     result = honest(module, *arguments, **keywords)
     if not isinstance(module, nn.Softmax):
         return result

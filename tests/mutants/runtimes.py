@@ -1,6 +1,7 @@
 """The arithmetic of five runtimes as each is declared, and faults that lie just outside of each declaration.
 
-The kernels are ours; what they compute in integers or float32 is what the runtimes document or were measured to do.
+The kernels are ours; how they round is what the runtimes document or were measured to do. Their grids are the same for
+all: zero points and -128, which ncnn has not. Sums that overflow before the multiplier are left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LAYERS = (LINEAR, RECTIFIED, "nni.LinearReLU", CONV)
 S8 = DTypeConfig(torch.qint8, torch.qint8)
 WEIGHTS = DTypeConfig(torch.qint8, torch.qint8, DTypeWithConstraints(torch.qint8, -127, 127), torch.float)
 ADD_BITS = 20
-"""Of XNNPACK's multipliers in a sum."""
+"""The larger of XNNPACK's two multipliers in a sum is at least 2 to this power."""
 LEAKY_BITS = 8
 """Behind the point of XNNPACK's factors in a leaky relu."""
 
@@ -57,7 +58,7 @@ def in_float32(total: Tensor, factor: Tensor) -> Tensor:
 
 
 def nudged(shift_right: Callable[[Tensor, Tensor], Tensor]) -> Rescale:
-    """Rounded half up before the shift, without saturation, as CMSIS-NN does."""
+    """A product that is rounded half up before the shift and does not saturate, as in CMSIS-NN."""
 
     def rescale(total: Tensor, factor: Tensor) -> Tensor:
         held, exponent = hold(factor, 31)
@@ -115,7 +116,7 @@ class Xnnpack(Spread, machine(in_float32, torch.round)):  # type: ignore[misc]
 
 
 class Tflite(Spread, machine(twice(shift_half_away), away)):  # type: ignore[misc]
-    """TFLite's own kernels, optimized ones and the reference ones; its means divide the multiplier."""
+    """TFLite's reference kernels, whose means divide the multiplier."""
 
     def mean(self, total: Tensor, scale: Tensor, count: int) -> Sum:
         def divided(grid: Integers) -> Tensor:
@@ -244,7 +245,7 @@ def rounded_operands(honest: Any, x: Integers, y: Integers) -> Sum:
 
 
 def in_int16(honest: Any, x: Integers, y: Integers) -> Sum:
-    """The operands' multiples are held in 16 bits, which wrap where a scale is 256 times that of the result."""
+    """The operands' multiples are held in 16 bits, which wrap where a scale is many times that of the result."""
 
     def added(grid: Integers) -> Tensor:
         first, second = (wrapped((each.centred() * each.scale / grid.scale).round(), 16) for each in (x, y))
@@ -373,7 +374,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         own=(
             Outside(name="a leaky relu of 6 fraction bits", step=having(leaky_bits=6), patterns=(LEAKY,)),
             Outside(name="leaky relus and sums shift down", step=having(rounds=False), patterns=(LEAKY, ADD)),
-            Outside(name="sums by multipliers of 9 bits", step=having(add_bits=9), patterns=(ADD,)),
+            Outside(name="sums by multipliers of 10 bits", step=having(add_bits=9), patterns=(ADD,)),
             MEANS,
         ),
     ),
@@ -400,7 +401,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         kernels=Ncnn,
         patterns=LAYERS,
         capabilities=declares(mode=RoundingMode.HALF_AWAY),
-        own=(Outside(name="a bias of int32", step=step("with_bias", partial(bias_int32))),),
+        own=(Outside(name="a bias of int32", step=step("with_bias", bias_int32)),),
     ),
 )
 

@@ -250,7 +250,7 @@ def test_where_nothing_quantized_ran_the_script_shows_it_and_the_report_what_ran
 REFUTED_OF_QNNPACK = (
     "nn.Conv2d+nn.ReLU/*in=qint8*/ptq/per_channel_symmetric",  # what is fused stays one module
     "nn.Linear/*float16*",  # a weight without a qscheme
-    "nn.EmbeddingBag/*w=quint4x2*/ptq/*",  # a module that knows no bias
+    "nn.EmbeddingBag/*w=quint4x2*/qat/*",  # a module that knows no bias
     "nnqat.Linear/*in=qint8*/per_channel_symmetric",  # scales that are too many for one line
     "operator.mul+torch.relu/*quint8*/ptq/*",  # on a grid of the kernel's own
 )
