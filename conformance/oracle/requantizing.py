@@ -61,7 +61,8 @@ class Target:
     def clamp(self, grid: Grid) -> Target:
         """Return the same of results that are clamped to a grid after they are rounded."""
         low, high = ((self.centre + end * self.half).clamp(grid.low, grid.high) for end in (-1, 1))
-        return Target(centre=(low + high) / 2, half=(high - low) / 2)
+        centre = (low + high) / 2  # is rounded itself: an end that is an integer is as far from it as it is measured
+        return Target(centre=centre, half=torch.maximum(high - centre, centre - low))
 
     def measure_excess(self, integers: Tensor, slack: Tensor) -> Tensor:
         """Return by how much integers are beyond what is right; at most 0 where they are right."""

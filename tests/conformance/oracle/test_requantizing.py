@@ -327,3 +327,12 @@ def test_a_result_beyond_the_range_has_one_integer_left() -> None:
         target = find_target(Requantize(rounding=mode), real, grid, accumulator, real * 0).clamp(grid)
         excess = target.measure_excess(found, torch.full_like(real, 1e-5))
         assert [bool(each <= 0) for each in excess] == [True, False, True, False, True, False]
+
+
+@pytest.mark.rule("NUM-04")
+def test_an_end_of_the_range_is_right_beside_a_result_that_only_just_leaves_it() -> None:
+    """Before: half of what is left of the tie was rounded to less than the end's distance from its middle."""
+    grid = Grid(scale=1.0, zero_point=-128, low=-128, high=127, dtype="qint8")
+    real = torch.rand(4096, generator=torch.Generator().manual_seed(0)).double() * 1e-12
+    target = find_target(Requantize(), real, grid, Accumulator(step=None), real * 0).clamp(grid)
+    assert (target.measure_excess(torch.full_like(real, -128.0), real * 0) <= 0).all()
