@@ -63,12 +63,17 @@ for bits in (8, 10):
     )
 
 
+def in_bits(factor: Tensor, bits: int) -> Tensor:
+    """A factor whose mantissa has so many bits."""
+    mantissa, exponent = torch.frexp(factor)
+    return (mantissa * 2.0**bits).round() * 2.0**-bits * 2.0 ** exponent.double()
+
+
 def multiplier(bits: int) -> Callable[..., Tensor]:
     """A fixed-point multiplier: a mantissa of so many bits, and a shift."""
 
     def body(honest: Any, total: Tensor, ratio: Tensor) -> Tensor:
-        mantissa, exponent = torch.frexp(ratio)
-        kept: Tensor = honest(total, (mantissa * 2.0**bits).round() * 2.0**-bits * 2.0 ** exponent.double())
+        kept: Tensor = honest(total, in_bits(ratio, bits))
         return kept
 
     return body
@@ -151,7 +156,7 @@ def _without_tail(dim: int, tile: int = 8) -> Callable[..., Tensor]:
     return body
 
 
-def _wraps(bits: int) -> Callable[..., Tensor]:
+def wraps(bits: int) -> Callable[..., Tensor]:
     def body(honest: Any, *arguments: Any) -> Tensor:
         half = 2.0 ** (bits - 1)
         result: Tensor = (honest(*arguments) + half).remainder(2 * half) - half
@@ -182,8 +187,8 @@ for tile in (4, 16):
         LINEAR,
     )
 seed("accumulation", "linear: sums in float16", "linear", lambda honest, x, w: _in_half(x, w), LINEAR)
-seed("accumulation", "linear: 16-bit accumulator", "linear", _wraps(16), LINEAR)
-seed("accumulation", "conv: 16-bit accumulator", "convolution", _wraps(16), CONV)
+seed("accumulation", "linear: 16-bit accumulator", "linear", wraps(16), LINEAR)
+seed("accumulation", "conv: 16-bit accumulator", "convolution", wraps(16), CONV)
 seed(
     "geometry",
     "rows of the weight in reverse",
@@ -211,7 +216,7 @@ def _geometry(change: Callable[[Any, Any, Any, Any], tuple[Any, ...]]) -> Callab
     return body
 
 
-def _padding_with(integer: int) -> Callable[..., Tensor]:
+def padding_with(integer: int) -> Callable[..., Tensor]:
     def body(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
         stride, padding, *more = geometry
         result: Tensor = honest(replace(x, q=_padded(x.q, padding, integer)), weight, (stride, 0, *more))
@@ -262,15 +267,10 @@ def _narrow_at(channels: int, bits: int) -> Callable[..., Tensor]:
 
     def body(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
         is_chosen = weight.q.shape[1] >= channels and weight.q.shape[2:] == (3, 3) and geometry[0] in (1, (1, 1))
-        result: Tensor = (_wraps(bits) if is_chosen else _as_is)(honest, x, weight, geometry)
+        result: Tensor = wraps(bits)(honest, x, weight, geometry) if is_chosen else honest(x, weight, geometry)
         return result
 
     return body
-
-
-def _as_is(honest: Any, *arguments: Any) -> Tensor:
-    result: Tensor = honest(*arguments)
-    return result
 
 
 def _packed(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
@@ -281,8 +281,8 @@ def _packed(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...
 
 seed("accumulation", "conv: 18-bit sums for 3x3 and 64 channels", "convolution", _narrow_at(64, 18), CONV)
 seed("scale", "depthwise of channels in eights off by 2^-11", "convolution", _packed, CONV)
-seed("zero point", "conv pads with integer 0", "convolution", _padding_with(0), CONV)
-seed("zero point", "conv pads with the lowest integer", "convolution", _padding_with(-128), CONV, dtypes=("in=qint8",))
+seed("zero point", "conv pads with integer 0", "convolution", padding_with(0), CONV)
+seed("zero point", "conv pads with the lowest integer", "convolution", padding_with(-128), CONV, dtypes=("in=qint8",))
 seed("geometry", "conv pads on one side", "convolution", _one_sided, CONV)
 seed("geometry", "dilation ignored, shape and all", "convolution", _geometry(lambda s, p, d, g: (s, p, 1, g)), CONV)
 seed("geometry", "dilation ignored", "convolution", _undilated, CONV)

@@ -21,6 +21,7 @@ from tests.mutants.integer_kernels import Integers, Kernels, Make, Sum, varied
 HEADROOM = 20
 """Bits below the larger step in which TFLite adds."""
 Round = Callable[[Tensor], Tensor]
+Combine = Callable[[Tensor, Tensor], Tensor]
 Rescale = Callable[[Tensor, Tensor], Tensor]
 """Of integer sums and factors (float64) to integers (float64)."""
 
@@ -62,15 +63,17 @@ def shift_down(x: Tensor, shift: Tensor) -> Tensor:
     return x >> shift
 
 
-def twice(shift_right: Callable[[Tensor, Tensor], Tensor]) -> Rescale:
-    """TFLite's MultiplyByQuantizedMultiplier, with a shift to choose."""
+def multiply_and_shift(
+    total: Tensor, held: Tensor, exponent: Tensor, shift_right: Combine = shift_half_away, multiply: Combine = high_mul
+) -> Tensor:
+    """TFLite's MultiplyByQuantizedMultiplier, with a shift and a product to choose."""
+    product = multiply(shift_left(total, exponent), held)
+    return shift_right(product, (-exponent).clamp(min=0)).double()
 
-    def rescale(total: Tensor, factor: Tensor) -> Tensor:
-        held, exponent = hold(factor, 31)
-        product = high_mul(shift_left(total, exponent), held)
-        return shift_right(product, (-exponent).clamp(min=0)).double()
 
-    return rescale
+def twice(shift_right: Combine, multiply: Combine = high_mul) -> Rescale:
+    """A product of 31 bits that is rounded, and a shift."""
+    return lambda total, factor: multiply_and_shift(total, *hold(factor, 31), shift_right, multiply)
 
 
 def once(bits: int, add_half: bool = True) -> Rescale:

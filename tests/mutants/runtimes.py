@@ -19,6 +19,7 @@ from fx_quant_conformance.backends.base import Requantize, RoundingMode
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, DTypeWithConstraints
 from fx_quant_conformance.refimpl.config.patterns import pattern_name
 from tests.mutants.honest import bias_int32
+from tests.mutants.integer_faults import in_bits, padding_with, wraps
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Sum, small_config, varied
 from tests.mutants.requantize_kinds import (
     TFLITE,
@@ -26,13 +27,12 @@ from tests.mutants.requantize_kinds import (
     away,
     by_fraction,
     declares,
-    high_mul,
     hold,
     machine,
+    multiply_and_shift,
     once,
     shift_down,
     shift_half_away,
-    shift_left,
     shift_towards_zero,
     twice,
     up,
@@ -57,26 +57,18 @@ def in_float32(total: Tensor, factor: Tensor) -> Tensor:
     return (total.float() * factor.float()).round().double()
 
 
-def nudged(shift_right: Callable[[Tensor, Tensor], Tensor]) -> Rescale:
-    """A product that is rounded half up before the shift and does not saturate, as in CMSIS-NN."""
-
-    def rescale(total: Tensor, factor: Tensor) -> Tensor:
-        held, exponent = hold(factor, 31)
-        product = (shift_left(total, exponent) * held + 2**30) >> 31
-        return shift_right(product, (-exponent).clamp(min=0)).double()
-
-    return rescale
+def nudged_mul(a: Tensor, b: Tensor) -> Tensor:
+    """A product that is rounded half up and does not saturate, as in CMSIS-NN."""
+    return (a * b + 2**30) >> 31
 
 
 class Spread(Kernels):
     """Kernels that also know a leaky relu, with a factor on each side of zero, and means."""
 
     def call(self, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
-        return (
-            self.leaky(arguments[0], module.negative_slope)
-            if isinstance(module, nn.LeakyReLU)
-            else super().call(module, arguments)
-        )
+        if isinstance(module, nn.LeakyReLU):
+            return self.leaky(arguments[0], module.negative_slope)
+        return super().call(module, arguments)
 
     def leaky(self, x: Integers, slope: float) -> Sum:
         total = self.zeroed(x)
@@ -122,14 +114,12 @@ class Tflite(Spread, machine(twice(shift_half_away), away)):  # type: ignore[mis
         def divided(grid: Integers) -> Tensor:
             held, exponent = hold(scale / grid.scale, 31)
             more = count.bit_length() - 1
-            held, exponent = (held << more) // count, exponent - more
-            product = high_mul(shift_left(total, exponent), held)
-            return shift_half_away(product, (-exponent).clamp(min=0)).double()
+            return multiply_and_shift(total, (held << more) // count, exponent - more)
 
         return replace(super().mean(total, scale, count), own=divided)
 
 
-class CmsisNN(Spread, machine(nudged(shift_half_away), away)):  # type: ignore[misc]
+class CmsisNN(Spread, machine(twice(shift_half_away, nudged_mul), away)):  # type: ignore[misc]
     """CMSIS-NN as it is built by default."""
 
 
@@ -205,14 +195,6 @@ def refactored(change: Callable[[Tensor], Tensor]) -> Step:
     return step("scaled", body)
 
 
-def in_bits(bits: int) -> Callable[[Tensor], Tensor]:
-    def held(factor: Tensor) -> Tensor:
-        mantissa, exponent = torch.frexp(factor)
-        return (mantissa * 2.0**bits).round() * 2.0**-bits * 2.0 ** exponent.double()
-
-    return held
-
-
 def rounded_at(parts: int) -> Step:
     """Rounded to a part of a step first."""
 
@@ -228,45 +210,29 @@ def with_other_bias(change: Callable[[Sum, Tensor], Tensor]) -> Step:
     return step("with_bias", lambda honest, total, bias: honest(total, change(total, bias)))
 
 
-def wrapped(total: Tensor, bits: int) -> Tensor:
-    half = 2.0 ** (bits - 1)
-    return (total + half).remainder(2 * half) - half
+def by_operand(change: Callable[[Tensor], Tensor]) -> Step:
+    """A sum of operands that are first brought to the result's grid, and changed there."""
+
+    def body(honest: Any, x: Integers, y: Integers) -> Sum:
+        def added(grid: Integers) -> Tensor:
+            first, second = (change(each.centred() * each.scale / grid.scale) for each in (x, y))
+            return first + second
+
+        made: Sum = honest(x, y)
+        return replace(made, own=added)
+
+    return step("add", body)
 
 
-def rounded_operands(honest: Any, x: Integers, y: Integers) -> Sum:
-    """Each operand is an integer of the result's grid before they are added."""
-
-    def added(grid: Integers) -> Tensor:
-        first, second = ((each.centred() * each.scale / grid.scale).round() for each in (x, y))
-        return first + second
-
+def in_sixteens(honest: Any, x: Integers, y: Integers) -> Sum:
+    """The product without its lowest four bits."""
     made: Sum = honest(x, y)
-    return replace(made, own=added)
-
-
-def in_int16(honest: Any, x: Integers, y: Integers) -> Sum:
-    """The operands' multiples are held in 16 bits, which wrap where a scale is many times that of the result."""
-
-    def added(grid: Integers) -> Tensor:
-        first, second = (wrapped((each.centred() * each.scale / grid.scale).round(), 16) for each in (x, y))
-        return first + second
-
-    made: Sum = honest(x, y)
-    return replace(made, own=added)
+    return replace(made, total=(made.total / 16).floor() * 16)
 
 
 def averaged_first(honest: Any, total: Tensor, scale: Tensor, count: int) -> Sum:
     """The mean is an integer of the input's grid before it is rescaled."""
     return Sum(total=(total / count).round(), scale=scale)
-
-
-def padded_with_zero(honest: Any, x: Integers, weight: Integers, geometry: tuple[Any, ...]) -> Tensor:
-    """Pads with the integer 0."""
-    stride, padding, *rest = geometry
-    height, width = padding if isinstance(padding, tuple) else (padding, padding)
-    q = torch.nn.functional.pad(x.q, (width, width, height, height))
-    result: Tensor = honest(replace(x, q=q), weight, (stride, 0, *rest))
-    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +253,8 @@ ANYWHERE: tuple[Outside, ...] = (
     Outside(name="rounded at an eighth first", step=rounded_at(8)),
     Outside(name="factor off by 2^-9", step=refactored(lambda factor: factor * (1 + 2.0**-9))),
     Outside(name="factor off by 2^-11", step=refactored(lambda factor: factor * (1 - 2.0**-11))),
-    Outside(name="factor of 9 bits", step=refactored(in_bits(9))),
-    Outside(name="factor in float16", step=refactored(in_bits(11))),
+    Outside(name="factor of 9 bits", step=refactored(lambda factor: in_bits(factor, 9))),
+    Outside(name="factor in float16", step=refactored(lambda factor: in_bits(factor, 11))),
     Outside(name="bias floored", step=with_other_bias(lambda t, bias: (bias / t.scale).floor() * t.scale)),
     Outside(name="bias in steps of 16", step=with_other_bias(lambda t, b: (b / t.scale / 16).round() * 16 * t.scale)),
     Outside(
@@ -308,20 +274,20 @@ ANYWHERE: tuple[Outside, ...] = (
         ),
         patterns=(RECTIFIED,),
     ),
-    Outside(name="pads with integer 0", step=step("convolution", padded_with_zero), patterns=(CONV,)),
+    Outside(name="pads with integer 0", step=step("convolution", padding_with(0)), patterns=(CONV,)),
     Outside(
         name="sums of 16 bits",
-        step=step("linear", lambda honest, *operands: wrapped(honest(*operands), 16)),
+        step=step("linear", wraps(16)),
         patterns=(LINEAR,),
     ),
 )
 """Outside of each declaration."""
 OF_SUMS: tuple[Outside, ...] = (
-    Outside(name="operands of a sum rounded first", step=step("add", rounded_operands), patterns=(ADD,)),
-    Outside(name="sums of two wrap as int16", step=step("add", in_int16), patterns=(ADD,)),
+    Outside(name="operands of a sum rounded first", step=by_operand(Tensor.round), patterns=(ADD,)),
+    Outside(name="sums of two wrap as int16", step=by_operand(partial(wraps(16), torch.round)), patterns=(ADD,)),
     Outside(
         name="product without its lowest bits",
-        step=step("mul", lambda honest, x, y: replace(honest(x, y), total=(honest(x, y).total / 16).floor() * 16)),
+        step=step("mul", in_sixteens),
         patterns=(MUL,),
     ),
 )
