@@ -21,6 +21,8 @@ _LABELS = {
     "nondeterministic": "Varies by chance",
     "patterns": "Patterns in the model",
     "bound_lsb": "Bound of the whole model, in LSB",
+    "decided": "Share of outputs that the bound decides, end to end",
+    "decided_alone": "The same of the patterns alone, on average",
     "node_lsb": "Distance at the node, in LSB",
     "alone": "Patterns that fail alone",
     "otherwise": "Verdict but for the execution",

@@ -74,6 +74,10 @@ class Evidence(TypedDict, total=False):
     """The last output of the process before it died or hung."""
     nondeterministic: bool
     """Whether the kernel gave different results in different runs."""
+    decided: Number
+    """Of a model, the share of outputs of which the bound would show a fault, end to end."""
+    decided_alone: Number
+    """The same of its patterns and float regions alone, on average."""
 
 
 def evidence(values: Mapping[str, object]) -> Evidence:

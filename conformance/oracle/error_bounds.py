@@ -11,7 +11,7 @@ Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -58,10 +58,14 @@ class Value:
     """None: it is not made of integers alone."""
     tolerance: float = 0.0
     """In steps, how far from it a right backend's integer may be, as declared of the ops that made it. (NUM-03)"""
+    dtype: torch.dtype = torch.float32
+    """The one that the model computes it in. Where that is of integers or truth values, so is ``real``; an element with
+    an error is then undecided (jumps.py)."""
 
     def error(self) -> Tensor:
         """Return the whole bound (float64, in real units, of the value's shape)."""
-        return sum((part.expand_as(self.real) for part in self.errors.values()), torch.zeros_like(self.real))
+        nothing = torch.zeros(self.real.shape, dtype=torch.float64)
+        return sum((part.expand_as(self.real) for part in self.errors.values()), nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +124,25 @@ def as_value(operand: Any, dtype: torch.dtype = torch.float64) -> Value:
     return Value(real=(operand if isinstance(operand, Tensor) else torch.tensor(operand, dtype=dtype)).double())
 
 
+def as_operand(operand: Any) -> Value:
+    """Return an operand of float arithmetic: integers as numbers, and a number with what float32 rounds of it."""
+    if isinstance(operand, (Value, Tensor)):
+        value = as_value(operand)
+        return value if value.real.dtype is torch.float64 else replace(value, real=value.real.double())
+    real = torch.tensor(float(operand), dtype=torch.float64)
+    rounded = (real.float().double() - real).abs()
+    return Value(real=real, errors={"function": rounded} if bool(rounded > 0) else {})
+
+
 def error_of(cause: str) -> Callable[[Value], Tensor]:
     """Return what picks the error of one cause; zero where an operand has none."""
-    return lambda value: value.errors[cause].expand_as(value.real) if cause in value.errors else value.real * 0
+
+    def pick(value: Value) -> Tensor:
+        if cause in value.errors:
+            return value.errors[cause].expand_as(value.real)
+        return torch.zeros(value.real.shape, dtype=torch.float64)
+
+    return pick
 
 
 # How an op is judged. (NUM-03 to NUM-05)
@@ -207,11 +227,16 @@ def bound_sums(call: OpCall) -> Errors:
 
 
 def propagate_product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Value, cause: str) -> Tensor:
-    """Return |x|·e_y + e_x·|y| + e_x·e_y; terms that are zero are not computed."""
-    e_x, e_y = error_of(cause)(x), error_of(cause)(y)
-    if cause in x.errors and cause in y.errors:
-        return run(x.real.abs() + e_x, e_y) + run(e_x, y.real.abs())
-    return run(e_x, y.real.abs()) if cause in x.errors else run(x.real.abs(), e_y)
+    """Return (|x| + E_x)·e_y + e_x·|y|, E_x the whole error of x: together they are off by no more than their sum.
+
+    Terms that are zero are not computed.
+    """
+    terms = []
+    if cause in y.errors:
+        terms.append(run(x.real.abs() + x.error(), error_of(cause)(y)))
+    if cause in x.errors:
+        terms.append(run(error_of(cause)(x), y.real.abs()))
+    return sum(terms[1:], terms[0])
 
 
 def bound_dot_products(call: OpCall) -> Errors:

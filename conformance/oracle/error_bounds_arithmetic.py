@@ -114,8 +114,10 @@ _LINEAR, _CUBIC = (1.0, 2.0), (1.375, 4.0)
 _KERNELS = {"linear": _LINEAR, "bilinear": _LINEAR, "trilinear": _LINEAR, "bicubic": _CUBIC}
 
 
-def bound_interpolation(call: OpCall) -> Errors:
-    """Interpolation, by its mode. The nearest modes select; area averages over all axes but two.
+def bound_interpolation(call: OpCall, mode: str | None = None, *, is_filtered: bool = False) -> Errors:
+    """Interpolation, by its mode, which an aten op has in its name.
+
+    The nearest modes select; area averages over all axes but two.
 
     The linear and cubic modes form Σ w·x with weights that every backend computes in float32 from a source coordinate
     c = scale·(i + ½) − ½ or scale·i. With N + 1 ≥ |c| + ½, N the largest extent of input or output: the scale, the
@@ -126,13 +128,14 @@ def bound_interpolation(call: OpCall) -> Errors:
     along an axis. So with k axes and X the largest |x| the result is off by k·Σ|w'|·(Σ|w|)ᵏ⁻¹·δc·X, and, as four
     terms per axis are multiplied and added, by γ₅ₖ₊₁·(Σ|w|)ᵏ·X more (with antialias N terms).
     """
-    mode = _read_interpolation(call, "mode", 3, "nearest")
+    if mode is None:
+        mode = _read_interpolation(call, "mode", 3, "nearest")
+        is_filtered = bool(_read_interpolation(call, "antialias", 6, False))
     x = call.values()[0].real
     axes, extent = x.dim() - 2, max((*x.shape[2:], *call.result.shape[2:]))
     if mode not in _KERNELS:
         return bound_windows(axes, call) if mode == "area" else bound_moves(call)
     total, slope = _KERNELS[mode]
-    is_filtered = bool(_read_interpolation(call, "antialias", 6, False))
     coordinate = (10 + extent if is_filtered else 5) * U * (extent + 1)
     sums = gamma(axes * (extent if is_filtered else 5) + 1) * total**axes
     weights = axes * slope * total ** (axes - 1) * coordinate

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
+from fx_quant_conformance.conformance.oracle.decompose import Opened, describe, evaluate_opened, open_op, run_module
 from fx_quant_conformance.conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
@@ -27,6 +29,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     OpCall,
     OpRule,
     Value,
+    as_value,
     bound_evaluation,
     find_accumulator_step,
     flatten,
@@ -95,6 +98,7 @@ class Walk:
         self._doubles: dict[int, nn.Module] = {}
         self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._constants: dict[Node, Any] = {}
+        self._opened: dict[tuple[Node, str], Opened] = {}
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
@@ -103,7 +107,7 @@ class Walk:
         Raises NoOracleError for an op without a rule, or an output that is no tensor.
         """
         outputs = self._evaluate_graph(tuple(map(_enter, inputs)), {})
-        nodes = torch.utils._pytree.tree_leaves(outputs)
+        nodes = tree_leaves(outputs)
         return tuple(exact for output in nodes for exact in self._read_results(output))
 
     def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -124,13 +128,20 @@ class Walk:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _read_results(self, output: Any) -> Iterator[Exact]:
-        """The results of one output; a module that returns several has as many."""
-        is_quantized = is_dequantize(output) and isinstance(self.values[output.args[0]], Quantized)
-        node = output.args[0] if is_quantized else output
-        for value in flatten(self.values.get(node) if isinstance(node, Node) else None):
+        """The results of one output; a module that returns several has as many, and None has none."""
+        if not isinstance(output, Node):
+            return
+        source: Any = output.args[0] if is_dequantize(output) else output
+        node = source if isinstance(self.values[source], Quantized) else output
+        for value in flatten(self.values.get(node)):
+            if value is None:
+                continue
             if isinstance(value, Quantized):
                 yield self._place_on_grid(value)
-            elif isinstance(value, Value):
+            elif isinstance(value, (Value, Tensor)) and not value.dtype.is_floating_point:
+                yield _read_discrete(value)
+            elif isinstance(value, (Value, Tensor)):
+                value = as_value(value)
                 step = half_steps_of(value.real) if value.step is None else value.step
                 yield Exact(real=value.real, errors=value.errors, step=step)
             else:
@@ -175,7 +186,7 @@ class Walk:
         if node.op == "call_module" and is_custom(self.modules[str(node.target)]):
             return self._evaluate_custom(node, args)
         if node.op == "call_module":
-            return self._evaluate_module(self.modules[str(node.target)], args, kwargs, node in self._left_in_float)
+            return self._evaluate_module(self.modules[str(node.target)], args, kwargs, node)
         target: Any = node.target
         function = (
             target if callable(target) else lambda value, *args, **kwargs: getattr(value, target)(*args, **kwargs)
@@ -183,13 +194,44 @@ class Walk:
         if not any(isinstance(item, Value) for item in flatten((args, tuple(kwargs.values())))):
             return function(*args, **kwargs)  # of attributes and plain data: float32, as the model computes it
         if target in READS_SHAPE:
-            return function(*map_values(args, lambda value: value.real, Tensor.clone))
-        if (rule := rule_of(target)) is not None:
-            is_aten = isinstance(target, torch._ops.OpOverload)  # an op that no pattern names: float, as written
-            is_left = node in self._left_in_float
-            return self._call_op(rule, function, args, kwargs, op=target, is_left=is_left, sums_floats=is_aten)
-        name = target if isinstance(target, str) else leaf_name(target)
-        raise NoOracleError(f"no rule in the oracle's table for {node.op} {name}")
+            return function(*map_values(args, lambda value: value.real.to(value.dtype), Tensor.clone))
+        is_left = node in self._left_in_float
+        return self._call(node, rule_of(target), function, args, kwargs, op=target, is_left=is_left)
+
+    def _call(
+        self,
+        node: Node,
+        rule: OpRule | None,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        op: Any,
+        is_left: bool,
+    ) -> Any:
+        """Call an op by its rule, if it has one for these operands; else by the primitives that it is made of."""
+        if rule is not None and all(value.real.is_floating_point() for value in _values_in(args, kwargs)):
+            is_aten = isinstance(op, torch._ops.OpOverload)  # an op that no pattern names: float, as written
+            try:
+                return self._call_op(rule, function, args, kwargs, op=op, is_left=is_left, sums_floats=is_aten)
+            except NoOracleError:  # it has none for these
+                pass
+        return self._decompose(node, function, args, kwargs)
+
+    def _decompose(self, node: Node, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Evaluate an op by its primitives, in float32; what it changes in place is changed for what follows."""
+        key = (node, describe(args, kwargs))
+        if key not in self._opened:
+            self._opened[key] = open_op(function, args, kwargs)
+        opened = self._opened[key]
+        capabilities = replace(self.capabilities, float_accumulation=True)
+        result, changed = evaluate_opened(opened, args, kwargs, capabilities)
+        if changed:
+            given = [each for each in tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
+            tensors = [each for each in given if isinstance(self.values[each], (Tensor, Value))]
+            for number, value in changed.items():
+                self.values[tensors[number]] = value
+        return result
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
@@ -236,11 +278,9 @@ class Walk:
         errors = bound_evaluation(int(getattr(module, "roundings", 0)), call)
         return self._round(node, Value(real=call.result, errors=errors))
 
-    def _evaluate_module(
-        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_left: bool = False
-    ) -> Any:
+    def _evaluate_module(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: Node) -> Any:
         if isinstance(module, nn.Sequential):
-            return self._evaluate_fused(module, args, kwargs)
+            return self._evaluate_fused(module, args, kwargs, node)
         if type(module) in MODULES:
             return MODULES[type(module)](self, module, args, kwargs)
         if (kind := find_reference_kind(module)) is not None:
@@ -254,16 +294,19 @@ class Walk:
             return self._evaluate_own_reference(module, args, kwargs)
         rule = rule_of(type(module))
         if rule is None:
-            raise NoOracleError(f"no rule in the oracle's table for module {type(module).__name__}")
+            return self._decompose(node, run_module(module), args, kwargs)
         function = rule.exact or self._copy_to_double(module)
+        is_left = node in self._left_in_float
         return self._call_op(rule, function, args, kwargs, op=type(module), is_left=is_left)
 
-    def _evaluate_fused(self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _evaluate_fused(
+        self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: Node
+    ) -> Any:
         """The modules of a fused one, in turn; of one with a forward of its own, such as a sum, what that calls."""
         if type(module).forward is nn.Sequential.forward:
             (value,) = args
             for inner in module:
-                value = self._evaluate_module(inner, (value,), {})
+                value = self._evaluate_module(inner, (value,), {}, node)
             return value
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         key = (id(module), *given)
@@ -392,6 +435,16 @@ class _ForwardTracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Take every module as it is."""
         return True
+
+
+def _read_discrete(value: Value | Tensor) -> Exact:
+    """The result of integers or truth values: there is one, but where the choice is undecided."""
+    real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
+    return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
+
+
+def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:
+    return [item for item in flatten((args, tuple(kwargs.values()))) if isinstance(item, Value)]
 
 
 def _find_rule(function: Any) -> OpRule:

@@ -18,6 +18,11 @@ from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U,
 from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_requantizing, find_target
 
+FLOATS_DECIDED = 2.0**-8
+"""The largest error, as a part of the largest value, with which an element of a float output is decided: a step of the
+grid of 8 bits that would hold the output."""
+BLIND_LSB = 1.0
+"""Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
 FLOAT32 = Requantize()
 """How a kernel requantizes that declares nothing."""
 
@@ -38,6 +43,8 @@ class Exact:
     """That of the value (error_bounds.py)."""
     tolerance: float = 0.0
     """As of the value (error_bounds.py)."""
+    is_discrete: bool = False
+    """Whether it holds integers or truth values, such as an index: then it is exact where it is decided."""
     requantize: Requantize = FLOAT32
     """How a right backend makes its integers."""
 
@@ -54,6 +61,8 @@ class Exact:
         ``final`` is the factor of the rescale and what follows (requantizing.py); of a float output 2u·|y|.
         """
         by_cause = {cause: (error / self.step).expand_as(self.real) for cause, error in self.errors.items()}
+        if self.is_discrete:
+            return by_cause
         if self.grid is None:
             return by_cause | {"final": 2 * U * self.real.abs() / self.step}
         return by_cause | bound_requantizing(self.requantize, self.integers, self.grid, self.accumulator)
@@ -62,6 +71,20 @@ class Exact:
     def slack(self) -> Tensor:
         """The sum over all causes, in steps."""
         return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
+
+    @cached_property
+    def decided(self) -> Tensor:
+        """Where the bound shows a fault: of quantized outputs beyond 1/2 less than a step wide. (NUM-04)
+
+        An integer that is chosen is decided where no other may be right; a float by a part of the largest value.
+        """
+        if self.grid is not None:
+            return self.slack < BLIND_LSB
+        if self.is_discrete:
+            return self.slack == 0
+        finite = self.real[self.real.isfinite()].abs()
+        largest = float(finite.max()) if finite.numel() else 0.0
+        return self.slack * self.step <= FLOATS_DECIDED * largest
 
     @cached_property
     def target(self) -> Target:

@@ -205,7 +205,7 @@ def _read_slopes(call: OpCall) -> Value:
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
-_EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
+EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
 _BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
 
 
@@ -221,10 +221,10 @@ def bound_softmax(call: OpCall) -> Errors:
     axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
     largest = {cause: error.expand_as(x.real).amax(axis, keepdim=True) for cause, error in x.errors.items()}
     errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
-    dequantized = bound_dequantizing(x)
-    below = (x.real.amax(axis, keepdim=True) - x.real).abs()
+    dequantized = bound_dequantizing(x).nan_to_num(posinf=0.0)
+    below = (x.real.amax(axis, keepdim=True) - x.real).abs().nan_to_num(0.0, 0.0)  # e to minus infinity is zero
     exponent = dequantized + dequantized.amax(axis, keepdim=True) + U * below
-    factor = torch.expm1(exponent.clamp(max=_BEYOND)) + _EXP
+    factor = torch.expm1(exponent.clamp(max=_BEYOND)) + EXP
     total = (y * factor).sum(axis, keepdim=True)
     off = y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1))
     return add_error(errors, "function", torch.where(total < 1, off, 1.0).clamp(max=1.0) + y.shape[axis] * 2.0**-126)

@@ -39,6 +39,11 @@ def _move_copy(method: str) -> OpRule:
     return OpRule(arithmetic=MOVES, bound=bounds.bound_moves, source=f"torch.Tensor.{method}; NUM-05", exact=exact)
 
 
+def view_in_any_layout(x: Tensor, *shape: Any) -> Tensor:
+    """Return the values of x in another shape: in float64 they may lie in memory as the model's do not."""
+    return x.view(*shape) if len(shape) == 1 and isinstance(shape[0], torch.dtype) else x.reshape(*shape)
+
+
 def _make_average_rules(rank: int, *ops: Any) -> dict[Any, OpRule]:
     source = f"torch.nn.functional.avg_pool{rank}d; NUM-04"
     return _make_rules(RESCALE, partial(arithmetic.bound_windows, rank), source, *ops)
@@ -180,6 +185,6 @@ OP_RULES: dict[Any, OpRule] = {
         "transpose",
         "unbind",
         "unsqueeze",
-        "view",
     ),
+    "view": OpRule(arithmetic=MOVES, bound=bounds.bound_moves, source="NUM-05", exact=view_in_any_layout),
 }

@@ -44,10 +44,10 @@ _ATEN_OPS: dict[Any, Any] = {
             _aten.transpose.int,
             _aten.unflatten.int,
             _aten.unsqueeze.default,
-            _aten.view.default,
         ),
         operator.getitem,  # it moves values, and computes none
     ),
+    _aten.view.default: "view",
 }
 _vendor_rules: dict[Any, OpRule] = {}
 

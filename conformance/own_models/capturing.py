@@ -31,6 +31,7 @@ from fx_quant_conformance.refimpl.exported.calls import Calls, read_calls
 from fx_quant_conformance.refimpl.exported.exported import export_open, open_module
 from fx_quant_conformance.refimpl.graph.tracer import trace
 from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, parameter_names_of
+from fx_quant_conformance.reports.text import cut
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Path: TypeAlias = tuple[int, ...]
@@ -40,6 +41,10 @@ _Found: TypeAlias = dict[int, dict[Node, set[_Path]]]
 _ROOT = "model"
 """The model's name in its program."""
 _STACK = "nn_module_stack"
+MOST_SAID = 300
+"""Characters of what torch.export says."""
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""Modules of torch that torch.fx does not go into, with linear layers in them."""
 
 
 def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
@@ -49,7 +54,7 @@ def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
     not take the model, or if what is captured gives other bits than the model.
     """
     captured = _capture(given, config, dynamic_batch=True)
-    if not _can_be_traced(captured):
+    if not _is_traceable(captured):
         captured = _capture(given, config, dynamic_batch=False)
     for batch in (given.example_inputs, *given.calibration):
         model, own = copy.deepcopy(given.model).eval(), copy.deepcopy(captured)
@@ -63,6 +68,21 @@ def capture(given: GivenModel, config: BackendConfig) -> GraphModule:
         if not _are_equal(found, expected):
             raise ModelSpecError("as torch.export captures it, the model gives other bits than it does itself")
     return captured
+
+
+def find_obstacle(model: nn.Module, config: BackendConfig) -> str:
+    """Return why torch.fx does not trace a model to calls that can be quantized; "" if it does.
+
+    It may not trace the model, or take as one call what has linear layers in it and no entry names.
+    """
+    try:
+        traced = trace(copy.deepcopy(model).eval())
+    except ModelError as error:
+        return str(error)
+    called = {type(traced.get_submodule(str(n.target))) for n in traced.graph.nodes if n.op == "call_module"}
+    claimed = {leaf for entry in config.configs for leaf in tree_leaves(entry.pattern)}
+    whole = [kind.__name__ for kind in called - claimed if issubclass(kind, _WHOLE)]
+    return f"torch.fx does not go into {', '.join(whole)}" if whole else ""
 
 
 def translate_mapping(captured: GraphModule, mapping: QConfigMapping) -> QConfigMapping:
@@ -88,7 +108,8 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
         exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
         program = open_module(exported)
     except Exception as error:
-        raise ModelSpecError(f"torch.export does not take the model: {format_error(error)}") from error
+        text = cut(format_error(error), MOST_SAID)
+        raise ModelSpecError(f"torch.export does not take the model: {text}") from error
     try:
         calls = read_calls(program, config.configs)
         found = _find_calls(program, given, calls)
@@ -98,7 +119,7 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
         raise ModelSpecError(text) from error
 
 
-def _can_be_traced(captured: GraphModule) -> bool:
+def _is_traceable(captured: GraphModule) -> bool:
     """Tell whether torch.fx can trace it: it cannot give an op that makes a tensor a size that is not a number yet."""
     try:
         trace(captured)
@@ -346,6 +367,8 @@ def _write(
         elif node not in of_part:
             if node.op == "call_function":
                 new[node] = graph.node_copy(node, new.__getitem__)
+                if node.target is torch.ops.aten.view.default:  # of a layout that quantization may change
+                    new[node].target = torch.ops.aten.reshape.default
                 new[node].meta[_STACK] = _strip_root(node.meta.get(_STACK) or {})
         elif node is of_part[node].parts[0]:
             call = of_part[node]

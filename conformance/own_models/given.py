@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.discovery import find_attribute, find_entry_point
 from fx_quant_conformance.backends.names import BackendNotFound, format_error
-from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.own_models import sets
+from fx_quant_conformance.conformance.own_models.calling import Calling, CallingError, Structure
 from fx_quant_conformance.refimpl import QConfigMapping
 from fx_quant_conformance.refimpl.config.fusers import find_computed
 
@@ -42,14 +40,17 @@ class GivenModel:
     """
 
     model: nn.Module
-    example_inputs: Batch
-    """A tuple of tensors, the model's positional arguments."""
-    calibration: Sequence[Batch] = ()
-    """Tuples such as ``example_inputs``; none: the example inputs."""
+    example_inputs: tuple[Any, ...]
+    """The model's positional arguments: tensors, and dicts, lists or dataclasses of them; all else is constant."""
+    calibration: Sequence[Any] = ()
+    """Tuples such as ``example_inputs``; of a model with keywords, pairs of such a tuple and a dict such as ``kwargs``.
+    None: the example inputs."""
     evaluate: Evaluate | None = None
     """Run on the float model, on the reference model and on the backend's, each a module; None: no metrics."""
     qconfig_mapping: QConfigMapping | None = None
     """None: each op gets the QConfig of the claim that fits it best."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The model's keywords, with what ``example_inputs`` may hold."""
 
 
 def check_spec(spec: str) -> None:
@@ -109,29 +110,27 @@ def _make(spec: str, seed: int) -> Any:
 
 def _check(spec: str, given: GivenModel) -> None:
     """Raise ModelSpecError if a part of it is not what it should be."""
-    batches = [("example_inputs", given.example_inputs), *(("calibration", each) for each in given.calibration)]
-    strange = next(((name, each) for name, each in batches if not _is_batch(each)), None)
     problems = (
         (not isinstance(given.model, nn.Module), f"model is {type(given.model).__name__}, not a torch.nn.Module"),
-        (strange is not None, "{} has {!r:.60}, not a tuple of tensors".format(*(strange or ("", "")))),
+        (not isinstance(given.example_inputs, tuple), f"example_inputs has {given.example_inputs!r:.60}, not a tuple"),
+        (not isinstance(given.kwargs, Mapping), f"kwargs is {type(given.kwargs).__name__}, not a dict"),
         (given.evaluate is not None and not callable(given.evaluate), "evaluate is not callable"),
     )
     for is_wrong, text in problems:
         if is_wrong:
             raise ModelSpecError(f"--model={spec}: {text}")
-
-
-def _is_batch(value: object) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(isinstance(each, Tensor) for each in value)
+    if not Structure.of((given.example_inputs, given.kwargs)).holds_tensors:
+        raise ModelSpecError(f"--model={spec}: example_inputs has {given.example_inputs!r:.60}, without a tensor")
 
 
 # -- making it fit the flow -------------------------------------------------------------------------------------------
 
 
-def check_runs(given: GivenModel) -> None:
-    """Raise ModelSpecError if the float model does not run on its own inputs, or computes what is not float32.
+def settle(given: GivenModel) -> GivenModel:
+    """Return the model as one that takes and returns tensors, with batches of tensors, and an evaluation that fits.
 
-    Weights that hooks have computed lose their gradients, with which torch copies none.
+    Raises ModelSpecError if the float model does not run on its own inputs, or computes what is not float32. Weights
+    that hooks have computed lose their gradients, with which torch copies none.
     """
     for module in given.model.modules():
         for name in find_computed(module):
@@ -140,43 +139,55 @@ def check_runs(given: GivenModel) -> None:
         model = copy.deepcopy(given.model).eval()
     except Exception as error:
         raise ModelSpecError(f"the model cannot be copied: {format_error(error)}") from error
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        _check_floats(f"the model's {name}", value)
-    for batch in (given.example_inputs, *given.calibration):
+    for name, parameter in model.named_parameters():
+        _check_floats(f"the model's {name}", parameter)
+    for name, buffer in model.named_buffers():
+        _check_floats(f"the model's {name}", buffer, may_be_infinite=True)  # as a mask is that is added
+    example = (tuple(given.example_inputs), dict(given.kwargs))
+    arguments = Structure.of(example)
+    batches = [arguments.take(example)]
+    for each in given.calibration:
+        pair = (tuple(each[0]), dict(each[1])) if given.kwargs and _is_pair(each) else (each, {})
+        try:
+            batches.append(arguments.read(pair))
+        except CallingError as error:
+            raise ModelSpecError(f"calibration has {each!r:.60}, which {error}") from error
+    results = None
+    for batch in batches:
         for value in batch:
             _check_floats("an input", value)
+        args, kwargs = arguments.fill([value.clone() for value in batch])
         try:
             with torch.no_grad():
-                outputs = model(*(value.clone() for value in batch))
+                returned = model(*args, **kwargs)
         except Exception as error:
             text = f"the float model does not run on the inputs that come with it: {type(error).__name__}: {error}"
             raise ModelSpecError(text) from error
-        for value in tree_leaves(outputs):
-            if isinstance(value, Tensor):
-                _check_floats("an output", value)
+        results = Structure.of(returned) if results is None else results
+        for value in results.take(returned):
+            _check_floats("an output", value)
+    assert results is not None
+    calling, evaluate = Calling(arguments=arguments, results=results), given.evaluate
+    if not results.holds_tensors:
+        raise ModelSpecError(f"the model returns {returned!r:.60}, without a tensor")
+    return replace(
+        given,
+        model=calling.fit(given.model),
+        example_inputs=batches[0],
+        calibration=batches[1:],
+        kwargs={},
+        evaluate=None if evaluate is None else lambda module: evaluate(calling.restore(module)),
+    )
 
 
-def _check_floats(name: str, value: Tensor) -> None:
+def _is_pair(each: Any) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], tuple) and isinstance(each[1], Mapping)
+
+
+def _check_floats(name: str, value: Tensor, *, may_be_infinite: bool = False) -> None:
     if value.is_quantized or value.layout is not torch.strided:
         raise ModelSpecError(f"{name} is a tensor of layout {value.layout} and dtype {value.dtype}, not a plain one")
     if value.is_floating_point() and value.dtype is not torch.float32:
         raise ModelSpecError(f"{name} is {value.dtype}; the flow quantizes float32")
-    if not value.isfinite().all():
+    if not (value.isfinite() | (value.isinf() & may_be_infinite)).all():
         raise ModelSpecError(f"{name} is not finite")
-
-
-def fix_arguments(model: nn.Module, count: int) -> nn.Module:
-    """Return the model with a forward that takes `count` arguments: those left out have their defaults as it is traced.
-
-    Without, the flow would trace an optional argument as an input, and find that it is not None.
-    """
-    forward = type(model).forward
-    parameters = list(signature(forward).parameters.values())[1:]
-    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if len(parameters) != count or len(named) != count:
-        names = ", ".join([*named[:count], *(f"input_{number}" for number in range(len(named), count))])
-        made: dict[str, Any] = {}
-        # fx reads the number of arguments off the function's code: it must have as many
-        exec(f"def forward(self, {names}):\n    return whole(self, {names})", {"whole": forward}, made)
-        model.__class__ = type(type(model).__name__, (type(model),), made)
-    return model

@@ -15,13 +15,12 @@ from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.oracle.grids import place_on_grids
-from fx_quant_conformance.conformance.own_models.capturing import capture, translate_mapping
+from fx_quant_conformance.conformance.own_models.capturing import capture, find_obstacle, translate_mapping
 from fx_quant_conformance.conformance.own_models.given import (
     GivenModel,
     ModelSpecError,
-    check_runs,
-    fix_arguments,
     load_given,
+    settle,
 )
 from fx_quant_conformance.conformance.own_models.measuring import measure_model
 from fx_quant_conformance.conformance.pipeline.job import Job
@@ -71,8 +70,7 @@ def _run(
     torch.default_generator.manual_seed(seed)
     try:
         yield Begin(stage="load")
-        given = load_given(spec, seed)
-        check_runs(given)
+        given = settle(load_given(spec, seed))
         yield Begin(stage="capture")
         unit = _make_unit(bench, name, claims, setup, given)
         judged = yield from judge_model(bench, unit)
@@ -87,13 +85,18 @@ def _run(
 
 
 def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSetup, given: GivenModel) -> ModelUnit:
-    """Capture the model as prepare takes it, with the mapping that it has itself. Raises ModelSpecError."""
-    model, mapping = given.model, given.qconfig_mapping
-    if setup.is_exported:
-        model = capture(given, bench.config)
+    """Capture the model as prepare takes it, with the mapping that it has itself. Raises ModelSpecError.
+
+    What torch.fx cannot trace, or takes as one op that no entry names, torch.export captures.
+    """
+    model, mapping = copy.deepcopy(given.model), given.qconfig_mapping
+    obstacle = "" if setup.is_exported else find_obstacle(model, bench.config)
+    if setup.is_exported or obstacle:
+        try:
+            model = capture(given, bench.config)
+        except ModelSpecError as error:
+            raise ModelSpecError(f"{obstacle}; {error}" if obstacle else str(error)) from error
         mapping = None if mapping is None else translate_mapping(model, mapping)
-    else:
-        model = fix_arguments(copy.deepcopy(model), len(given.example_inputs))
     others = [batch for batch in given.calibration if batch is not given.example_inputs]
     judged = [given.example_inputs, *others][:JUDGED_BATCHES]
     return ModelUnit(

@@ -49,6 +49,8 @@ class Comparison:
     beyond: int = 0
     """Number of elements that pass their bound."""
     elements: int = 0
+    decided: int = 0
+    """Number of elements of which the bound would show a fault (`Exact.decided`)."""
     allowed: str = "0.5 + "
     """What a right result may be off by beside the slack, in words."""
     resemblance: Resemblance | None = None
@@ -123,6 +125,7 @@ def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> C
         is_tolerated=bool(((distance <= exact.tolerance + allowed) & ~is_outside).all()),
         beyond=int((excess > 0).sum()),
         elements=excess.numel(),
+        decided=int(exact.decided.sum()),
         allowed=format_allowed(exact),
         resemblance=find_resemblance(exact, integers) if most > 0 and is_within_one else None,
         sample=Sample(distance=distance, exact=exact.integers - grid.zero_point),
@@ -132,7 +135,9 @@ def _measure(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> C
 
 def _measure_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrids) -> Comparison:
     """Measure a float output, which has no grid to be rounded to: it lies within the bound, or is wrong. (NUM-04)"""
-    distance = (output.double() - exact.real).abs() / exact.step
+    found = output.double()
+    is_same = (found == exact.real) | exact.real.isnan()  # infinities that are equal, too
+    distance = torch.where(is_same, 0.0, ((found - exact.real).abs() / exact.step).nan_to_num(nan=math.inf))
     allowed = exact.slack.expand_as(distance)
     excess = distance - allowed
     return Comparison(
@@ -142,6 +147,8 @@ def _measure_floats(where: Where, exact: Exact, output: Tensor, grids: InputGrid
         excess=_largest_of(excess, default=-0.5),
         worst=_find_worst(excess, distance, allowed),
         is_within_one=False,
+        elements=excess.numel(),
+        decided=int(exact.decided.sum()),
         allowed="",
         sample=Sample(distance=distance, exact=exact.real / exact.step, is_float_output=True),
         evidence=_show_worst(exact, grids, exact.real, output.double(), excess),
@@ -168,14 +175,23 @@ def _measure_between(exact: Exact, output: Tensor) -> tuple[Tensor, Tensor]:
 
 @guard("numerics.form")
 def find_form_fault(where: Where, exact: Exact, output: Any, rule: str) -> Iterator[Fault]:
-    """Find what is wrong with an output's form: a finite float32 tensor of the right shape is expected."""
+    """Find what is wrong with an output's form: a finite float32 tensor of the right shape is expected.
+
+    Of integers or truth values, a tensor of any such dtype; infinite only where the exact result is, or no number.
+    """
     if not isinstance(output, Tensor):
         text = f"the output is a {type(output).__name__}; expected a tensor"
     elif output.shape != exact.real.shape:
         text = f"the output has shape {tuple(output.shape)}; expected {tuple(exact.real.shape)}"
+    elif exact.is_discrete:
+        if not output.is_floating_point():
+            return
+        text = (
+            f"the output has dtype {output.dtype}; the model's output is an index or a choice: integers were expected"
+        )
     elif output.dtype is not torch.float32:
         text = f"the output has dtype {output.dtype}; the model's output is real, so float32 was expected"
-    elif not bool(torch.isfinite(output).all()):
+    elif not bool((torch.isfinite(output) | ~exact.real.isfinite()).all()):
         text = "the output is not finite, on finite inputs"
     else:
         return

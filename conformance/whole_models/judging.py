@@ -34,13 +34,14 @@ from fx_quant_conformance.conformance.stages.state import LoweredModel, make_che
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
 from fx_quant_conformance.refimpl import explain
-from fx_quant_conformance.reports.schema import Check, Layer, ModelResult, Statistics, Where, evidence
+from fx_quant_conformance.reports.schema import Check, Evidence, Layer, ModelResult, Statistics, Where, evidence
 from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 MOST_NAMED = 5
 """Ops that no entry claims, which a message names."""
-BLIND_LSB = 1.0
-"""Beyond the rounding itself, a bound this wide admits integers that are not next to the exact result."""
+MOST_UNDECIDED = 0.5
+"""The share of outputs beyond which the comparison end to end says nothing: a fault of one element is then hidden more
+often than seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +142,29 @@ def _verify_numbers(
 ) -> Check:
     """Compare a model end to end and, where that decides nothing or is not all that is asked, pattern by pattern."""
     whole = judge_run(bench, name, reference, batches)
-    is_blind = whole.slack_lsb is None or float(whole.slack_lsb) >= BLIND_LSB
+    is_blind = _share_decided(whole) < 1
     if whole.verdict is Verdict.VERIFIED and not (is_blind or takes_apart or bench.tries_all):
         return whole
     unclaimed = read_unclaimed(whole)
+    has_regions = not unclaimed and (is_blind or whole.verdict is not Verdict.VERIFIED)
     separate = [
-        (part, judge_run(bench, name, part.model, part.batches, moves_only=part.moves_only))
+        (part, _judge_part(bench, name, part))
         for part in cut_subgraphs(reference, batches)
+        if has_regions or not part.is_region
     ]
     if unclaimed:
         return _judge_by_parts(whole, unclaimed, separate)
     layers = [_make_layer(part, check) for part, check in separate]
     measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
     return _combine(measured, separate)
+
+
+def _judge_part(bench: Bench, name: str, part: Subgraph) -> Check:
+    """Judge a part alone. Of a float region only its numbers count: no entry claims that it can be lowered alone."""
+    check = judge_run(bench, name, part.model, part.batches, moves_only=part.moves_only, is_float=part.is_region)
+    if part.is_region and check.rule == "LOW-01":
+        return make_failed_check(name, Fault(rule="LOW-01", verdict=Verdict.UNEXERCISED, message=check.message))
+    return check
 
 
 def read_unclaimed(check: Check) -> Sequence[str]:
@@ -189,16 +200,23 @@ def _make_layer(part: Subgraph, check: Check) -> Layer:
 
 
 def judge_run(
-    bench: Bench, name: str, model: GraphModule, batches: Sequence[Batch], *, moves_only: bool = False
+    bench: Bench,
+    name: str,
+    model: GraphModule,
+    batches: Sequence[Batch],
+    *,
+    moves_only: bool = False,
+    is_float: bool = False,
 ) -> Check:
     """Lower a reference model, run it on batches, and judge the outputs by the oracle and by what was executed.
 
     The evidence says whether the backend reports that: ``execution`` is ``reported`` or ``none``, ``sureness`` why.
+    ``is_float``: nothing in it should run quantized.
     """
     comparisons, others = list[Comparison](), list[Fault]()
     try:
         lowered = lower(bench, model, batches[0])
-        floating = _find_float_ops(bench, lowered, model)
+        floating = [] if is_float else _find_float_ops(bench, lowered, model)
         comparisons = list(_compare_batches(bench, model, lowered, batches, moves_only))
     except Declined as found:
         return make_failed_check(name, replace(found.fault, evidence={"unclaimed ops": list_unclaimed(model)}))
@@ -212,7 +230,13 @@ def judge_run(
         text = f"runs in float: {'; '.join(floating)}"
         others.append(Fault(rule="LOW-04", verdict=Verdict.FALLBACK, message=text, evidence={"float_ops": floating}))
     check = judge_comparisons(name, comparisons, others)
-    return replace(check, evidence=evidence({**check.evidence, **told}))
+    return replace(check, evidence=evidence({**check.evidence, **told, **_count_decided(comparisons)}))
+
+
+def _count_decided(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """Return the share of outputs of which the bound would show a fault; nothing where none was measured."""
+    decided, elements = (sum(getattr(each, name) for each in comparisons) for name in ("decided", "elements"))
+    return {"decided": math.floor(decided / elements * 1e4) / 1e4} if elements else {}
 
 
 def _compare_batches(
@@ -249,18 +273,26 @@ def _find_float_ops(bench: Bench, lowered: LoweredModel, model: GraphModule) -> 
 
 
 def _combine(whole: Check, separate: Sequence[tuple[Subgraph, Check]]) -> Check:
-    """Judge a model that is wrong, or whose bound is too wide, by its patterns when these run separately."""
-    wrong = [(subgraph, check) for subgraph, check in separate if check.verdict is not Verdict.VERIFIED]
-    shown: dict[str, object] = {**whole.evidence, "patterns": len(separate), "bound_lsb": whole.slack_lsb}
+    """Judge a model that is wrong, or whose bound is too wide, by its patterns and float regions, run separately."""
+    patterns = [check for part, check in separate if not part.is_region]
+    regions = [(part, check) for part, check in separate if part.is_region]
+    wrong = [
+        (part, check)
+        for part, check in separate
+        if check.verdict is not Verdict.VERIFIED and not (part.is_region and check.verdict is Verdict.UNEXERCISED)
+    ]
+    shown: dict[str, object] = {**whole.evidence, "patterns": len(patterns), "bound_lsb": whole.slack_lsb}
+    if separate:
+        told = [_share_decided(check) for _, check in separate]
+        shown["decided_alone"] = math.floor(sum(told) / len(told) * 1e4) / 1e4
     if not wrong:
-        summary = f"alone, on their reference inputs, all {len(separate)} patterns hold"
-        messages = {Verdict.VERIFIED: "", Verdict.UNEXERCISED: f"{whole.message}; {summary}"}
-        message = messages.get(whole.verdict, f"{whole.message}; {summary}: it goes wrong in context")
-        return replace(whole, message=message, evidence=evidence(shown))
+        summary = f"alone, on their reference inputs, all {len(patterns)} patterns hold"
+        return _pass(whole, summary, regions, evidence(shown))
     rank = min(check.verdict.rank for _, check in wrong)
     subgraph, first = next((subgraph, check) for subgraph, check in wrong if check.verdict.rank == rank)
     verdict = _choose_verdict(whole, first)
-    text = _trim(whole.message) or f"end to end nothing shows within a bound of {whole.slack_lsb:.3g} LSB"
+    bound = "without end" if whole.slack_lsb is None else f"of {whole.slack_lsb:.3g} LSB"
+    text = _trim(whole.message) or f"end to end nothing shows within a bound {bound}"
     is_open = first.verdict is Verdict.UNEXERCISED
     which = "that cannot be judged" if is_open else "to differ"
     culprit = f"the first {which} is {subgraph.node} ({subgraph.pattern})"
@@ -279,6 +311,35 @@ def _combine(whole: Check, separate: Sequence[tuple[Subgraph, Check]]) -> Check:
         message=f"{text}; alone, on its reference inputs, {culprit}: {_trim(first.message)}",
         evidence=evidence(shown),
     )
+
+
+def _pass(whole: Check, summary: str, regions: Sequence[tuple[Subgraph, Check]], shown: Evidence) -> Check:
+    """Return the check of a model of which no part is wrong alone.
+
+    Where end to end less than half of its outputs are decided, its parts decide; and nothing is shown of a model with a
+    float region of which, alone, no more is decided, or which the backend does not lower alone.
+    """
+    if whole.verdict is Verdict.UNEXERCISED:
+        return replace(whole, message=f"{whole.message}; {summary}", evidence=shown)
+    if whole.verdict is not Verdict.VERIFIED:
+        return replace(whole, message=f"{whole.message}; {summary}: it goes wrong in context", evidence=shown)
+    decided = _share_decided(whole)
+    if decided >= 1 - MOST_UNDECIDED:
+        return replace(whole, message="", evidence=shown)
+    text = f"end to end {decided:.1%} of the outputs are decided, which says nothing; {summary}"
+    is_open = [(part, check) for part, check in regions if _share_decided(check) < 1 - MOST_UNDECIDED]
+    if not is_open:
+        return replace(whole, message=text, evidence=shown)
+    region, check = is_open[0]
+    why = _trim(check.message) or f"{_share_decided(check):.1%} of its outputs are decided"
+    text = f"{text}, but of what is float at {region.node} ({region.pattern}) nothing is shown: {why}"
+    return replace(whole, verdict=Verdict.UNEXERCISED, outcome="skip", message=text, evidence=shown)
+
+
+def _share_decided(check: Check) -> float:
+    """Return the share of outputs of which the bound would show a fault; 0 where nothing was compared."""
+    share: float = dict[str, Any](check.evidence).get("decided", 0.0)
+    return share
 
 
 def _trim(message: str) -> str:

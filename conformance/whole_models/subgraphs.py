@@ -1,30 +1,35 @@
-"""Sub-graphs: the quantized patterns of a reference model, each cut out as a model with its reference inputs.
+"""Sub-graphs: the quantized patterns of a reference model, and what is float between them, each cut out as a model.
 
 A sub-graph is what the reference writes for one match: quantize and dequantize of its inputs, the ops, quantize and
 dequantize of its results (CVT-01). It is a reference model like any other, so that a backend can lower and run it
-and the oracle can evaluate it.
+and the oracle can evaluate it. A float region is made of ops that hang together and that no quantized pattern takes.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.conformance.claims.claim import op_moves
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.oracle.grids import is_constant, is_static
+from fx_quant_conformance.conformance.stages.float_ops import name_op
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.config.backend_config import SHARE
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import finish
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.prepare.plan import Decision
+
+_OWN = "quantized_decomposed."
+"""How the names of ops begin that quantize, or choose qparams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,8 @@ class Subgraph:
     """Inputs of ``model``, with the values of the whole reference model."""
     moves_only: bool
     """Whether it moves or selects values, so nothing may differ. (NUM-05)"""
+    is_region: bool = False
+    """Whether it is float, and no pattern."""
 
 
 class _Recorder(Interpreter):
@@ -65,8 +72,58 @@ def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[
     decisions = explain(reference).plan.decisions
     quantized = [decision for decision in decisions if decision.is_quantized and decision.node in order]
     for decision in sorted(quantized, key=lambda decision: order[decision.node]):
-        of_data = _Cut(reference, decision, recorded).cut()
-        yield of_data if of_data.batches[0] else _Cut(reference, decision, recorded, enters_constants=True).cut()
+        of_data = _cut_pattern(reference, decision, recorded)
+        yield of_data if of_data.batches[0] else _cut_pattern(reference, decision, recorded, enters_constants=True)
+    taken = {name for decision in quantized for name in decision.nodes}
+    for nodes in _find_regions(reference, taken, recorded[0]):
+        yield from _cut_region(reference, nodes, recorded)
+
+
+def _cut_pattern(
+    reference: GraphModule, decision: Decision, recorded: list[dict[Node, Any]], *, enters_constants: bool = False
+) -> Subgraph:
+    inside = [node for node in reference.graph.nodes if node.name in decision.nodes]
+    cut = _Cut(reference, inside, recorded, enters_constants=enters_constants)
+    model, batches = cut.write([inside[-1]])
+    return Subgraph(
+        node=decision.node,
+        pattern=decision.pattern,
+        model=model,
+        batches=batches,
+        moves_only=decision.observation is SHARE and all(map(cut.is_move, inside)),
+    )
+
+
+def _find_regions(reference: GraphModule, taken: Set[str], values: Mapping[Node, Any]) -> Iterator[list[Node]]:
+    """Yield float regions, by their nodes: what reads values of the model, and no pattern or quantization takes."""
+    region_of: dict[Node, list[Node]] = {}
+    for node in reference.graph.nodes:
+        is_quantizing = (
+            is_quantize(node) or is_dequantize(node) or _is_chosen(node) or str(node.target).startswith(_OWN)
+        )
+        if not node.op.startswith("call_") or node.name in taken or is_quantizing or is_constant(node):
+            continue
+        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(values[node])):
+            continue
+        region = [node]
+        for source in node.all_input_nodes:
+            if source in region_of and region_of[source] is not region:
+                region = region_of[source] + [each for each in region if each not in region_of[source]]
+        region_of |= dict.fromkeys(region, region)
+    found = {id(region): region for region in region_of.values()}
+    order = {node: number for number, node in enumerate(reference.graph.nodes)}
+    for region in found.values():
+        yield sorted(region, key=order.__getitem__)
+
+
+def _cut_region(reference: GraphModule, inside: list[Node], recorded: list[dict[Node, Any]]) -> Iterator[Subgraph]:
+    """Yield a float region, if it reads values that are not constant and others read what it gives."""
+    results = [node for node in inside if any(user not in inside for user in node.users)]
+    model, batches = _Cut(reference, inside, recorded).write(results)
+    if batches[0] and results:
+        last = inside[-1]
+        pattern = f"{len(inside)} float ops" if len(inside) > 1 else name_op(reference, last)
+        yield Subgraph(node=last.name, pattern=pattern, model=model, batches=batches, moves_only=False, is_region=True)
 
 
 def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
@@ -81,7 +138,7 @@ class _Cut:
     """A sub-graph being cut out: the new graph, and its inputs."""
 
     reference: GraphModule
-    decision: Decision
+    inside: list[Node]
     recorded: list[dict[Node, Any]]
     enters_constants: bool = False
     """Whether constants that are quantized are inputs as well. A pattern that reads no data has no others."""
@@ -91,26 +148,18 @@ class _Cut:
     placeholders: list[Node] = field(default_factory=list)
     inputs: list[list[Tensor]] = field(default_factory=list)
 
-    def cut(self) -> Subgraph:
-        """Write the inputs, the ops and the results."""
-        inside = [node for node in self.reference.graph.nodes if node.name in self.decision.nodes]
-        for value in (value for node in inside for value in node.all_input_nodes if value not in inside):
+    def write(self, lasts: Sequence[Node]) -> tuple[GraphModule, tuple[Batch, ...]]:
+        """Write the inputs, the ops and the results of the last ones; return the model and its inputs."""
+        for value in (value for node in self.inside for value in node.all_input_nodes if value not in self.inside):
             self._take(value)
-        for node in inside:
+        for node in self.inside:
             self._copy(node)
-        results = [self._write_result(leaf) for leaf in self._find_leaves(inside[-1])]
+        results = [self._write_result(leaf) for last in lasts for leaf in self._find_leaves(last)]
         self.graph.output(results[0] if len(results) == 1 else tuple(results))
         model = finish(self.reference, self.graph, self.reference)
-        batches = tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
-        return Subgraph(
-            node=self.decision.node,
-            pattern=self.decision.pattern,
-            model=model,
-            batches=batches,
-            moves_only=self.decision.observation is SHARE and all(map(self._is_move, inside)),
-        )
+        return model, tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
 
-    def _is_move(self, node: Node) -> bool:
+    def is_move(self, node: Node) -> bool:
         """Tell whether an op only moves or selects values. (NUM-05)"""
         kind = type(self.reference.get_submodule(str(node.target))) if node.op == "call_module" else node.target
         return op_moves(kind)

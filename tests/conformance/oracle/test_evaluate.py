@@ -208,13 +208,30 @@ def test_outputs_are_given_in_order() -> None:
 # -- what there is no oracle for --------------------------------------------------------------------------------------
 
 
-def test_what_the_table_lacks_is_named() -> None:
+def test_what_the_table_lacks_is_evaluated_by_its_primitives() -> None:
     entry = BackendPatternConfig(F.softsign).add_dtype_config(DTypeConfig(torch.quint8, torch.quint8))
-    x = torch.linspace(-1, 1, 9)
+    q = drawn_integers(40, seed=1)
+    x = on_grid(q, **X)  # type: ignore[arg-type]
     config = BackendConfig("c").set_backend_pattern_config(entry)
-    model = quantized(One(lambda x: F.softsign(x)), x, config=config)
-    with pytest.raises(NoOracleError, match=r"no rule in the oracle's table for call_function .*softsign"):
-        Walk(model).exact((x,))
+    (exact,) = Walk(quantized(One(lambda x: F.softsign(x)), x, config=config)).exact((x,))
+    agree(exact, [(v - ZX) * SX / (1 + abs((v - ZX) * SX)) for v in q.tolist()])
+    assert 0 < float(exact.slack.max()) < 1e-3
+    assert exact.accumulator is None  # it is evaluated in float
+
+
+def test_a_random_result_has_no_oracle() -> None:
+    model = symbolic_trace(One(lambda x: x + torch.rand_like(x)))
+    with pytest.raises(NoOracleError, match="is random"):
+        Walk(model).exact((torch.ones(3),))
+
+
+def test_integers_and_none_are_outputs() -> None:
+    q = drawn_integers(40, seed=1)
+    x = on_grid(q, **X)  # type: ignore[arg-type]
+    model = quantized(One(lambda x: {"value": x.relu(), "place": x.argmax(), "none": None}), x)
+    value, place = Walk(model).exact((x,))
+    assert place.is_discrete and not value.is_discrete
+    assert float(place.real) == float(x.argmax()) and bool(place.decided.all())
 
 
 def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:

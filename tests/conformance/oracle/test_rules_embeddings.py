@@ -121,7 +121,7 @@ def test_the_largest_of_a_bag_and_weights_per_sample_keep_their_bounds() -> None
         walk.values[node] = inputs[0]
         module = reference.get_submodule("0")
         given = None if weights is None else Value(real=weights.double())
-        value = walk._evaluate_module(module, (*inputs[:2], given), {})
+        value = walk._evaluate_module(module, (*inputs[:2], given), {}, node)
         wanted = module(*inputs)
         assert bool(((value.real - wanted.double()).abs() <= value.error() + 2 * U * value.real.abs()).all())
 

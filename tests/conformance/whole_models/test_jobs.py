@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -91,7 +92,8 @@ def run(name: str, backend: base.Backend, flow: str = "ptq", dtype: str = "quint
 def test_honest_kernels_are_verified(name: str, flow: str, dtype: str) -> None:
     result = run(name, Backend(), flow, dtype)
     assert result.verdict is Verdict.VERIFIED, result
-    assert (result.kind, result.reason, result.waived) == ("model", "", False)
+    assert (result.kind, result.waived) == ("model", False)
+    assert result.reason == "" or re.match(r"end to end [\d.]+% .* all \d+ patterns hold$", result.reason)
     assert result.cases is not None and result.cases > 3
 
 
@@ -407,7 +409,7 @@ class Unknown(nn.Module):
         (varied("with_bias", lambda honest, total, bias: total), Verdict.REFUTED),
     ],
 )
-def test_without_an_oracle_for_the_whole_the_patterns_are_judged_alone(
+def test_where_no_bound_is_known_the_patterns_are_judged_alone_and_the_rest_is_open(
     monkeypatch: pytest.MonkeyPatch, kernels: Make, verdict: Verdict
 ) -> None:
     architecture = Architecture(name="unknown", build=Unknown, inputs=(Input(shape=(2, 4)),), needs=())
@@ -416,8 +418,10 @@ def test_without_an_oracle_for_the_whole_the_patterns_are_judged_alone(
     job = model_jobs.jobs(backend.backend_config(), backend.capabilities(), "quick")[0]
     result = result_of(job, Bench(backend, seed=0, profile="quick"))
     assert result.verdict is verdict, result
-    assert result.reason.startswith("no oracle: no rule in the oracle's table for call_function")
-    assert "bessel" in result.reason
+    if verdict is Verdict.UNEXERCISED:
+        assert result.reason.startswith("end to end 0.0% of the outputs are decided, which says nothing; ")
+        assert "but of what is float at special_bessel_j0" in result.reason
+        assert result.evidence["decided"] == 0
 
 
 def test_a_model_of_which_nothing_is_quantized_is_unexercised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,300 @@
+"""Decomposing: an op without a rule of its own is written in primitives by torch, and these are evaluated (NUM-04).
+
+It is traced once for each shape of its operands, in the model's own dtypes, so that casts are there; what works in
+place is made functional. Then each primitive is evaluated on exact values and their bounds. What is no primitive, and
+has no decomposition, has an exact result of which no bound is known: it is undecided, and so is what depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functionalize
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.oracle.error_bounds import (
+    MOVES,
+    OpCall,
+    U,
+    Value,
+    add_error,
+    bound_dequantizing,
+)
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.jumps import JUMP, JUMPS, real_of, unit_of
+from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
+
+_Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _find(table: Mapping[str, Any], op: Any) -> Any:
+    """Return what a table has of an overload of aten's, else of its op; None: nothing."""
+    name = str(op).removeprefix("aten.").removeprefix("prims.")
+    return table.get(name) or table.get(name.partition(".")[0])
+
+
+_TABLE: dict[Any, Callable[..., Any]] = {
+    op: decompose
+    for op, decompose in torch._decomp.decomposition_table.items()
+    if _find(PRIMITIVES, op) is None and _find(JUMPS, op) is None
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An op in primitives, for operands of some shapes."""
+
+    graph: GraphModule
+    spec: Any
+    """The structure of its result."""
+    changed: tuple[int, ...]
+    """The numbers of the tensors that it changes in place."""
+
+
+def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Opened:
+    """Trace what an op calls, down to primitives. Raises NoOracleError for what cannot be traced."""
+    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=_is_value)
+    places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, Value))]
+    examples = [_example_of(leaves[number]) for number in places]
+    found: dict[str, Any] = {}
+
+    def run(*tensors: Tensor) -> list[Any]:
+        given = list(leaves)
+        for number, tensor in zip(places, tensors, strict=True):
+            given[number] = tensor
+        own_args, own_kwargs = tree_unflatten(given, spec)
+        outputs, found["spec"] = tree_flatten(function(*own_args, **own_kwargs))
+        return outputs
+
+    was_enabled = torch._C._get_mkldnn_enabled()
+    try:
+        torch._C._set_mkldnn_enabled(False)  # it has whole recurrent layers
+        with torch.no_grad():
+            graph = _trace(run, examples)
+            if any(_writes(node) for node in graph.graph.nodes):  # a decomposition works in place
+                graph = _trace(graph, examples)
+    except Exception as error:  # a module's forward may raise anything
+        name = getattr(function, "__name__", type(function).__name__)
+        raise NoOracleError(f"{name} cannot be written in primitives: {format_error(error)}") from error
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    writes = [node for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
+    changed = tuple(inputs.index(node.args[0]) for node in writes if node.args[0] in inputs)
+    return Opened(graph=graph, spec=found["spec"], changed=changed)
+
+
+def _trace(run: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
+    options: Any = {"decomposition_table": _TABLE, "_error_on_data_dependent_ops": False}
+    trace = make_fx(functionalize(run), **options)
+    graph: GraphModule = trace(*examples)
+    return graph
+
+
+def _writes(node: Node) -> bool:
+    """Tell whether an op works in place on what is no operand of the whole."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable and node.all_input_nodes[0].op != "placeholder"
+
+
+def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return what a trace depends on: shapes, layouts and dtypes of tensors, and all else as it is."""
+    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=_is_value)
+    texts = [
+        f"{tuple(real_of(leaf).shape)} {real_of(leaf).stride()} {leaf.dtype}"
+        if isinstance(leaf, (Tensor, Value))
+        else repr(leaf)
+        for leaf in leaves
+    ]
+    return f"{spec} {texts}"
+
+
+def evaluate_opened(
+    opened: Opened, args: tuple[Any, ...], kwargs: Mapping[str, Any], capabilities: Capabilities
+) -> tuple[Any, Mapping[int, Any]]:
+    """Return the result of an op, and what the tensors that it changes in place have become, by their numbers."""
+    leaves = [
+        each for each in tree_leaves((args, dict(kwargs)), is_leaf=_is_value) if isinstance(each, (Tensor, Value))
+    ]
+    nodes = opened.graph.graph.nodes
+    moves = all(_moves(node) for node in nodes if node.op == "call_function")
+    feed = iter(leaves if moves else map(_enter, leaves))
+    tolerance = max((each.tolerance for each in leaves if isinstance(each, Value)), default=0.0)
+    values: dict[Node, Any] = {}
+    changed: dict[int, Any] = {}
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    for node in nodes:
+        if node.op == "placeholder":
+            values[node] = next(feed)
+        elif node.op == "get_attr":
+            values[node] = getattr(opened.graph, str(node.target))
+        elif node.op == "output":
+            results = [values[each] if isinstance(each, Node) else each for each in node.args[0]]
+        else:
+            given, named = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            if node.target is torch.ops.aten.copy_.default and node.args[0] in inputs:
+                values[node] = changed[inputs.index(node.args[0])] = given[1]
+            else:
+                values[node] = evaluate_primitive(node, given, named, capabilities)
+    results = [
+        replace(each, tolerance=tolerance) if isinstance(each, Value) and tolerance else each for each in results
+    ]
+    return tree_unflatten(results, opened.spec), changed
+
+
+def _is_value(each: Any) -> bool:
+    return isinstance(each, Value)
+
+
+def _example_of(leaf: Tensor | Value) -> Tensor:
+    """A tensor as the model has it."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf.real.to(leaf.dtype)
+
+
+def _moves(node: Node) -> bool:
+    rule = _find(PRIMITIVES, node.target)
+    return node.target is operator.getitem or (rule is not None and rule.arithmetic == MOVES)
+
+
+def _enter(leaf: Tensor | Value) -> Any:
+    """An operand from a grid is dequantized in float32 first."""
+    if not isinstance(leaf, Value) or leaf.step is None or not leaf.real.is_floating_point():
+        return leaf
+    errors = add_error(dict(leaf.errors), "function", bound_dequantizing(leaf).expand_as(leaf.real))
+    return Value(real=leaf.real, errors=errors, dtype=leaf.dtype)
+
+
+# -- one primitive ----------------------------------------------------------------------------------------------------
+
+
+def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], capabilities: Capabilities) -> Any:
+    """Evaluate a primitive on exact values; what no error can reach, as the model does."""
+    target: Any = node.target
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise NoOracleError(f"the result of {target} is random")
+    leaves = tree_leaves((args, dict(kwargs)), is_leaf=_is_value)
+    rule, jump = _find(PRIMITIVES, target), _find(JUMPS, target)
+    has_values = any(map(_is_value, leaves))
+    has_floats = any(isinstance(each, Tensor) and each.is_floating_point() for each in leaves)
+    if not has_values and (not has_floats or (rule is not None and rule.arithmetic == MOVES) or not (rule or jump)):
+        return target(*args, **kwargs)  # creation, sizes, integers: exact
+    call = OpCall(function=target, args=args, kwargs=kwargs, capabilities=capabilities)
+    if jump is not None:
+        return _settle(jump(call), node)
+    enter = _as_number if rule is not None and rule.arithmetic == MOVES else _as_float
+    args, kwargs = tree_map(enter, (args, _in_double(kwargs)), is_leaf=_is_value)
+    function = target if rule is None or rule.exact is None else rule.exact
+    call = replace(call, function=function, args=args, kwargs=kwargs)
+    try:
+        result = call.evaluate(lambda value: value.real.clone())
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        if not node.users:  # it checks its operands
+            return None
+        raise NoOracleError(f"{target} does not run in float64: {format_error(error)}") from error
+    if rule is None:
+        return _settle(tree_map(_leave_open, result), node)
+    call = replace(call, result=result)
+    return _settle(_join(result, _round_in(node, call, rule.bound(call), rule.arithmetic)), node)
+
+
+def _join(result: Any, errors: Any) -> Any:
+    if isinstance(result, Tensor):
+        return Value(real=result, errors=errors)
+    if not isinstance(errors, tuple):
+        errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
+    return tuple(Value(real=each, errors=own) for each, own in zip(result, errors, strict=True))
+
+
+def _leave_open(result: Any) -> Any:
+    """A result of which nothing is known but its exact value."""
+    if not isinstance(result, Tensor):
+        return result
+    return Value(
+        real=result, errors={JUMP: torch.full(result.shape, math.inf, dtype=torch.float64)}, dtype=result.dtype
+    )
+
+
+def _as_float(leaf: Any) -> Any:
+    """A float tensor of the model is exact."""
+    if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        return Value(real=leaf.detach().double(), dtype=leaf.dtype)
+    if isinstance(leaf, Value) and not leaf.real.is_floating_point():
+        return replace(leaf, real=leaf.real.double())
+    return leaf
+
+
+def _as_number(leaf: Any) -> Any:
+    """A tensor that is moved: as number, whatever it holds."""
+    return Value(real=leaf.double(), dtype=leaf.dtype) if isinstance(leaf, Tensor) else _as_float(leaf)
+
+
+def _in_double(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: torch.float64 if value in _FLOATS else value for name, value in kwargs.items()}
+
+
+def _dtypes_of(node: Node) -> Sequence[torch.dtype]:
+    return [each.dtype for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
+
+
+def _round_in(node: Node, call: OpCall, errors: Any, arithmetic: str) -> Any:
+    """Add what an op rounds more that the model computes with fewer bits than float32: as often as it rounds there."""
+    dtypes = _dtypes_of(node)
+    if (
+        arithmetic == MOVES
+        or isinstance(errors, tuple)
+        or not dtypes
+        or dtypes[0] not in (torch.float16, torch.bfloat16)
+    ):
+        return errors
+    exact = replace(call, args=tree_map(_without_errors, call.args, is_leaf=_is_value))
+    own = _find(PRIMITIVES, node.target).bound(exact)
+    total = sum(own.values(), torch.zeros_like(call.result))
+    return add_error(
+        dict(errors), "function", total * (unit_of(dtypes[0]) / U - 1) + unit_of(dtypes[0]) * call.result.abs()
+    )
+
+
+def _without_errors(leaf: Any) -> Any:
+    return Value(real=leaf.real, dtype=leaf.dtype) if isinstance(leaf, Value) else leaf
+
+
+def _settle(value: Any, node: Node) -> Any:
+    """Give values the dtypes of the model; what is infinite stays so, and of what is no number nothing is known."""
+    dtypes = iter(_dtypes_of(node))
+
+    def settle(each: Any) -> Any:
+        dtype = next(dtypes, torch.float32)
+        if not isinstance(each, Value):
+            return each
+        errors = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in each.errors.items()}
+        if not dtype.is_floating_point and each.real.is_floating_point():  # integers, computed as numbers
+            return replace(each, real=each.real.round().to(dtype), errors=errors, dtype=dtype)
+        if each.real.is_floating_point() and not bool(each.real.isfinite().all()):
+            errors = {cause: torch.where(each.real.isinf(), 0.0, error) for cause, error in errors.items()}
+            if bool(each.real.isnan().any()):
+                add_error(errors, JUMP, torch.where(each.real.isnan(), math.inf, 0.0))
+        return replace(each, errors=errors, dtype=dtype)
+
+    return tuple(map(settle, value)) if isinstance(value, (tuple, list)) else settle(value)
+
+
+def run_module(module: nn.Module) -> Callable[..., Any]:
+    """Return what calls a module, as a function: its parameters are then constants of the trace."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    return run

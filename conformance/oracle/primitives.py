@@ -1,0 +1,491 @@
+"""The oracle's primitives: the ops that every other op is decomposed into, each with the bound on its error (NUM-04).
+
+A primitive has, for each operand, the steepest slope L of its result within the whole error E of all operands: the
+chord, so that a result is off by at most Σ L·E, and each cause by Σ L·e. It adds what its own evaluation in float32 may
+round, in any order and fused with what is around it: of a function that is not correctly rounded four ulp, 8u·|y|, and
+of exponentials twenty, as fast ones of vector libraries are off by. What a comparison decides is in jumps.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fx_quant_conformance.conformance.oracle import error_bounds_arithmetic as arithmetic
+from fx_quant_conformance.conformance.oracle.error_bounds import (
+    FUNCTION,
+    MOVES,
+    U64,
+    Errors,
+    OpCall,
+    OpRule,
+    U,
+    Value,
+    add_error,
+    as_operand,
+    bound_clamps,
+    bound_moves,
+    error_of,
+    gamma,
+    propagate_product,
+)
+from fx_quant_conformance.conformance.oracle.rules_activations import EXP, OP_RULES, bound_softmax
+from fx_quant_conformance.conformance.oracle.rules_arithmetic import view_in_any_layout
+
+Bounds: TypeAlias = Tensor | float
+_FUNCTION = 8 * U
+_TINY = 2.0**-126
+"""What a machine may flush to zero."""
+
+
+def bound_by_slopes(
+    count: int,
+    slopes: Callable[[OpCall, Sequence[Value]], Sequence[Bounds]],
+    rounding: Callable[[OpCall, Sequence[Value]], Bounds],
+    call: OpCall,
+) -> Errors:
+    """Errors of the first `count` operands times their slopes, and the op's own rounding."""
+    values = [as_operand(each) for each in call.args[:count]]
+    errors: Errors = {}
+    for slope, value in zip(slopes(call, values), values, strict=True):
+        for cause in value.errors:
+            error = error_of(cause)(value)
+            grown = torch.where(error == 0, 0.0, slope * error)  # a slope may be infinite
+            add_error(errors, cause, grown.expand_as(call.result))
+    own = torch.as_tensor(rounding(call, values), dtype=torch.float64)
+    return add_error(errors, "function", own.expand_as(call.result)) if bool(own.any()) else errors
+
+
+# -- functions of one operand -----------------------------------------------------------------------------------------
+
+
+class Unary(NamedTuple):
+    """A function of one operand, monotone between its turns and poles."""
+
+    relative: float = _FUNCTION
+    absolute: float = 0.0
+    """Its evaluation is off by at most ``relative``·|y| + ``absolute``."""
+    low: float = -math.inf
+    high: float = math.inf
+    """The ends of its domain; no right machine's operand is beyond."""
+    turns: tuple[float, ...] = ()
+    """Where its slope changes its sign."""
+    steepest: float | None = None
+    """Its slope, where that has a bound and it turns at more places."""
+
+
+_UNARY: Mapping[str, Unary] = {
+    "abs": Unary(0.0, turns=(0.0,)),
+    "neg": Unary(0.0),
+    "exp": Unary(EXP),
+    "exp2": Unary(EXP),
+    "expm1": Unary(EXP),
+    "sinh": Unary(2 * EXP),
+    "cosh": Unary(2 * EXP, turns=(0.0,)),
+    # Near 1 a logarithm is as small as the rounding of what it is made of.
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "asinh", "acosh", "atanh"), Unary(2 * _FUNCTION, _FUNCTION)),
+    "sqrt": Unary(4 * U, low=0.0),
+    "rsqrt": Unary(4 * U, low=0.0),
+    "reciprocal": Unary(3 * U),
+    "asin": Unary(_FUNCTION, _FUNCTION, -1.0, 1.0),
+    "acos": Unary(_FUNCTION, _FUNCTION, -1.0, 1.0),
+    "atan": Unary(),
+    "tan": Unary(2 * _FUNCTION, _FUNCTION),
+    "sin": Unary(0.0, _FUNCTION, steepest=1.0),
+    "cos": Unary(0.0, _FUNCTION, steepest=1.0),
+    "erf": Unary(0.0, _FUNCTION),  # formulas of few terms are off by 2.5u
+    "erfc": Unary(0.0, _FUNCTION),
+    "erfinv": Unary(2 * _FUNCTION, 0.0, -1.0, 1.0),
+    "lgamma": Unary(2 * _FUNCTION, 2 * _FUNCTION, turns=(1.4616321449683623,)),
+}
+
+
+def find_reach_at(
+    run: Callable[[Tensor], Tensor], x: Value, result: Tensor, function: Unary, poles: Tensor | None = None
+) -> Tensor:
+    """Return the slope of the chord from x to the farthest result within its error; infinite beyond a pole."""
+    error = x.error()
+    ends = [(x.real + way * error).clamp(function.low, function.high) for way in (-1, 1)]
+    turns = [torch.where((x.real - turn).abs() <= error, turn, x.real) for turn in function.turns]
+    moved = torch.stack([(run(end) - result).abs() for end in (*ends, *turns)]).nan_to_num(math.inf, math.inf).amax(0)
+    moved = moved + 8 * U64 * result.abs()  # the difference of two values in float64
+    if poles is not None:
+        moved = torch.where(poles, math.inf, moved)
+    return torch.where(error > 0, moved / error, 0.0)
+
+
+_POLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "reciprocal": lambda low, high: (low <= 0) & (high >= 0),
+    "rsqrt": lambda low, high: low <= 0,
+    "tan": lambda low, high: (low / math.pi - 0.5).floor() != (high / math.pi - 0.5).floor(),
+    "lgamma": lambda low, high: low <= 0,
+    "log": lambda low, high: low <= 0,
+    "log2": lambda low, high: low <= 0,
+    "log10": lambda low, high: low <= 0,
+    "log1p": lambda low, high: low <= -1,
+    "atanh": lambda low, high: (low <= -1) | (high >= 1),
+    "acosh": lambda low, high: low < 1,
+}
+"""Whether a function has a pole between two operands, or leaves its domain."""
+
+
+def _bound_unary(name: str, call: OpCall) -> Errors:
+    """Y = f(x): the chord to the farthest f(x ± e), and the evaluation of f."""
+    function = _UNARY[name]
+
+    def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
+        x, error = values[0].real, values[0].error()
+        if function.steepest is not None:
+            return (function.steepest,)
+        poles = _POLES[name](x - error, x + error) & (error > 0) if name in _POLES else None
+        run: Callable[[Tensor], Tensor] = call.function
+        return (find_reach_at(run, values[0], call.result, function, poles),)
+
+    def rounding(call: OpCall, values: Sequence[Value]) -> Bounds:
+        own: Tensor = function.relative * call.result.abs() + function.absolute
+        if name in ("sin", "cos", "tan"):  # the operand less a multiple of π, which is rounded
+            own = own + 2 * U * values[0].real.abs() * (1 + call.result.square() if name == "tan" else 1.0)
+        return own if name in ("abs", "neg") else own + _TINY
+
+    return bound_by_slopes(1, slopes, rounding, call)
+
+
+# -- arithmetic of two ------------------------------------------------------------------------------------------------
+
+
+def _bound_sum(call: OpCall) -> Errors:
+    """X ± alpha·y: errors add up; alpha, its product and the sum round once each."""
+    alpha = abs(call.kwargs.get("alpha", 1))
+    return bound_by_slopes(
+        2,
+        lambda call, values: (1.0, float(alpha)),
+        lambda call, values: U * call.result.abs() + (0.0 if alpha == 1 else 2 * U * alpha * values[1].real.abs()),
+        call,
+    )
+
+
+def _bound_product(call: OpCall) -> Errors:
+    """x·y: |y| + e_y times the error of x, |x| times that of y; the product rounds once."""
+    return bound_by_slopes(
+        2,
+        lambda call, values: (values[1].real.abs() + values[1].error(), values[0].real.abs()),
+        lambda call, values: U * call.result.abs(),
+        call,
+    )
+
+
+def _bound_quotient(call: OpCall) -> Errors:
+    """X / y: (e_x + |x / y|·e_y) / (|y| − e_y), unbounded where y may be zero. 1 / y and a product round γ₃."""
+
+    def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
+        least = values[1].real.abs() - values[1].error()
+        inverse = torch.where(least > 0, 1 / least, math.inf)
+        return inverse, call.result.abs() * inverse
+
+    return bound_by_slopes(2, slopes, lambda call, values: gamma(3) * call.result.abs(), call)
+
+
+def _bound_power(call: OpCall) -> Errors:
+    """xᵃ = e^(a·log x): the chord to the farthest corner of both errors.
+
+    The exponent rounds by 4u of a·log x, which moves the power by as much of itself; or |a| products round once each.
+    Of x below zero only whole powers are numbers, which turn at zero, or have a pole there.
+    """
+
+    def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
+        x, a = values
+        is_whole = a.real.numel() == 1 and float(a.real).is_integer() and not bool(a.error().any())
+        error, least = x.error(), x.real - x.error()
+        if is_whole:
+            poles = (x.real.abs() <= error) & (error > 0) if float(a.real) < 0 else None
+            return find_reach_at(lambda end: end**a.real, x, call.result, Unary(turns=(0.0,)), poles), 0.0
+        ends = [
+            (x.real + way * error).clamp(min=0) ** (a.real + other * a.error()) for way in (-1, 1) for other in (-1, 1)
+        ]
+        moved = torch.stack([(end - call.result).abs() for end in ends]).nan_to_num(math.inf, math.inf).amax(0)
+        both = error + a.error()
+        slope = torch.where(both > 0, (moved + 8 * U64 * call.result.abs()) / both, 0.0)
+        slope = torch.where((least < 0) & (a.error() > 0), math.inf, slope)
+        return slope, slope
+
+    def rounding(call: OpCall, values: Sequence[Value]) -> Bounds:
+        exponent = (values[1].real * values[0].real.abs().clamp(min=_TINY).log()).abs()
+        own: Tensor = (EXP + 4 * U * exponent + 2 * U * values[1].real.abs()) * call.result.abs() + _TINY
+        return own
+
+    return bound_by_slopes(2, slopes, rounding, call)
+
+
+def _bound_angle(call: OpCall) -> Errors:
+    """atan2(y, x): slopes of at most 1 / (r − e), r the distance from zero; 2π where the angle may jump."""
+
+    def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
+        y, x = values
+        error = torch.hypot(y.error(), x.error())
+        least = torch.hypot(y.real, x.real) - error
+        jumps = (y.real.abs() <= y.error()) & (x.real - x.error() < 0) & (error > 0)
+        both = torch.where(jumps | (least <= 0), 2 * math.pi / error, 1 / least)
+        return both, both
+
+    return bound_by_slopes(2, slopes, lambda call, values: _FUNCTION * call.result.abs(), call)
+
+
+def _bound_larger(call: OpCall) -> Errors:
+    """The larger or the smaller one: off by at most the larger error."""
+    values = [as_operand(each) for each in (*call.args, *call.kwargs.values()) if each is not None]
+    causes = dict.fromkeys(cause for value in values for cause in value.errors)
+    errors = {}
+    for cause in causes:
+        each = [error_of(cause)(value).expand_as(call.result) for value in values]
+        errors[cause] = torch.stack(each).amax(0)
+    return errors
+
+
+# -- reductions and products of matrices ------------------------------------------------------------------------------
+
+
+def _count_terms(call: OpCall) -> int:
+    return as_operand(call.args[0]).real.numel() // max(1, int(call.result.numel()))
+
+
+def _bound_total(call: OpCall) -> Errors:
+    """A sum of n: errors add up, and n additions in any order make γₙ of Σ|x|."""
+    errors = bound_moves(call)
+    terms = call.evaluate(lambda value: value.real.double().abs(), Tensor.abs)
+    return add_error(errors, "accumulation", gamma(_count_terms(call)) * terms)
+
+
+def _bound_running(call: OpCall) -> Errors:
+    """Running sums: as a sum of as many as there are along the axis."""
+    errors, x = bound_moves(call), as_operand(call.args[0]).real
+    terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
+    return add_error(errors, "accumulation", gamma(x.shape[int(call.args[1])] if x.dim() else 1) * terms)
+
+
+def _bound_multiplied(call: OpCall) -> Errors:
+    """A product of n: at most Π(|x| + e) − Π|x| off, in equal shares of what causes it; γₙ of it in rounding."""
+    x = as_operand(call.args[0])
+    error = x.error()
+    most = call.function(x.real.abs() + error, *call.args[1:])
+    moved, causes = most - call.result.abs(), [cause for cause in x.errors if bool(x.errors[cause].any())]
+    errors = {cause: moved / len(causes) for cause in causes}
+    return add_error(errors, "function", gamma(_count_terms(call)) * call.result.abs())
+
+
+def _bound_largest(call: OpCall) -> Errors:
+    """The largest or the smallest of several: off by at most the largest error among them."""
+    largest = torch.ops.aten.amax
+    return {
+        cause: largest(error_of(cause)(value), *call.args[1:]).expand_as(call.result)
+        for value in call.values()
+        for cause in value.errors
+    }
+
+
+def _bound_variance(gives_mean: bool, call: OpCall) -> Any:
+    """V = Σ(x − μ)² / (n − c): with x off by E at most, σ = √v moves by E, and v by E·(2σ + E).
+
+    Evaluated as mean x² − μ² (two passes are better) it has γₙ₊₁·A² from the squares, 2γₙ·A² from μ² and two roundings,
+    A² the mean of x²: γ₃ₙ₊₃·A². A mean has γₙ₊₁ of the mean of |x|.
+    """
+    x = as_operand(call.args[0])
+    axes = call.args[1] if len(call.args) > 1 and call.args[1] else tuple(range(x.real.dim()))
+    keeps = bool(call.kwargs.get("keepdim", False))
+    variance, mean = call.result if gives_mean else (call.result, None)
+    terms = int(torch.Size(x.real.shape[axis] for axis in axes).numel())
+    given = call.kwargs.get("correction")
+    scaled = terms / max(terms - (1 if given is None else float(given)), _TINY)
+    sigma = (variance / scaled).sqrt()
+    total = x.error().amax(axes, keepdim=keeps)
+    own = gamma(3 * terms + 3) * x.real.square().mean(axes, keepdim=keeps)
+    of_variance = {
+        cause: scaled * error_of(cause)(x).amax(axes, keepdim=keeps) * (2 * sigma + total) for cause in x.errors
+    }
+    add_error(of_variance, "function", scaled * own)
+    if not gives_mean:
+        return of_variance
+    of_mean = {cause: error_of(cause)(x).mean(axes, keepdim=keeps) for cause in x.errors}
+    add_error(of_mean, "accumulation", gamma(terms + 1) * x.real.abs().mean(axes, keepdim=keeps))
+    assert mean is not None
+    return of_variance, of_mean
+
+
+def _bound_log_softmax(call: OpCall) -> Errors:
+    """xᵢ − log Σ eˣʲ: off by the error of xᵢ and the largest one.
+
+    The sum of exponentials of differences, which round, is off by a factor of twenty ulp, γₙ and e to the u times the
+    range, and its logarithm by as much; the rest rounds by 4u of what is summed.
+    """
+    x, axis = as_operand(call.args[0]), int(call.args[1])
+    largest = {cause: error_of(cause)(x).amax(axis, keepdim=True) for cause in x.errors}
+    errors = {cause: error_of(cause)(x) + largest[cause] for cause in x.errors}
+    top = x.real.amax(axis, keepdim=True)
+    below = (x.real - top).abs().nan_to_num(posinf=0.0)
+    own = EXP + gamma(x.real.shape[axis]) + U * below.amax(axis, keepdim=True) + 4 * U * (below + call.result.abs())
+    return add_error(errors, "function", own.expand_as(call.result))
+
+
+def _multiply(run: Callable[[Tensor, Tensor], Tensor], a: Value, b: Value, terms: int, roundings: int) -> Errors:
+    """Sums of products: |a|·e_b + e_a·|b| + e_a·e_b for each cause, and γ of as many terms and roundings."""
+    errors = {cause: propagate_product(run, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
+    return add_error(errors, "accumulation", gamma(terms + roundings) * run(a.real.abs(), b.real.abs()))
+
+
+def _bound_matrix_product(call: OpCall) -> Errors:
+    """A·B: n products and their sum."""
+    a, b = map(as_operand, call.args[:2])
+    return _multiply(call.function, a, b, a.real.shape[-1], 2)
+
+
+def _bound_affine(call: OpCall) -> Errors:
+    """β·C + α·A·B: as its parts; two roundings more for each factor."""
+    beta, alpha = (abs(call.kwargs.get(name, 1)) for name in ("beta", "alpha"))
+    added, a, b = map(as_operand, call.args[:3])
+    product = torch.ops.aten.bmm if a.real.dim() == 3 else torch.ops.aten.mm
+    errors = {cause: alpha * each for cause, each in _multiply(product, a, b, a.real.shape[-1], 4).items()}
+    for cause in added.errors:
+        add_error(errors, cause, (beta * error_of(cause)(added)).expand_as(call.result))
+    own = gamma(a.real.shape[-1] + 4) * beta * added.real.abs()
+    return add_error(errors, "accumulation", own.expand_as(call.result))
+
+
+def _bound_convolution(call: OpCall) -> Errors:
+    """Σ x·w + b over n products: as ``bound_products`` of error_bounds.py, summed in floating point."""
+    x, weight, bias, *options = call.args
+    a, b = as_operand(x), as_operand(weight)
+
+    def run(left: Tensor, right: Tensor) -> Tensor:
+        return call.function(left, right, None, *options)  # type: ignore[no-any-return]
+
+    is_transposed, groups = bool(options[3]), int(options[5])
+    terms = (b.real[:, 0].numel() // groups) if is_transposed else b.real[0].numel()
+    errors = _multiply(run, a, b, terms, 3)
+    if bias is not None:
+        shape, added = (-1, *[1] * (a.real.dim() - 2)), as_operand(bias)
+        for cause in added.errors:
+            add_error(errors, cause, error_of(cause)(added).reshape(shape).expand_as(call.result))
+        add_error(errors, "accumulation", (gamma(terms + 3) * added.real.abs().reshape(shape)).expand_as(call.result))
+    return errors
+
+
+def _bound_scattered(call: OpCall) -> Errors:
+    """Values that are added where they are put: errors add up, and as many additions round as there are values."""
+    errors = bound_moves(call)
+    terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
+    count = max(as_operand(each).real.numel() for each in call.args if isinstance(each, (Tensor, Value)))
+    return add_error(errors, "accumulation", gamma(count) * terms)
+
+
+def _bound_pooled(rank: int, call: OpCall) -> Errors:
+    """A mean over windows: as ``bound_windows``, summed in floating point."""
+    x = as_operand(call.args[0])
+    terms = x.real.shape[-rank:].numel()
+    absolute = call.evaluate(lambda value: value.real.abs())
+    return add_error(bound_moves(call), "accumulation", gamma(terms + 2) * absolute)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+_MOVING = (
+    "alias",
+    "as_strided",
+    "cat",
+    "clone",
+    "constant_pad_nd",
+    "copy",
+    "detach",
+    "diagonal",
+    "expand",
+    "flip",
+    "im2col",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "permute",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "repeat",
+    "roll",
+    "scatter",
+    "select",
+    "select_scatter",
+    "slice",
+    "slice_scatter",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "stack",
+    "t",
+    "transpose",
+    "tril",
+    "triu",
+    "unbind",
+    "unfold",
+    "unsqueeze",
+    "as_strided_scatter",
+    "diagonal_scatter",
+    "broadcast_to",
+    "movedim",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+)
+_SCATTERING = ("scatter_add", "index_add", "col2im")
+_INTERPOLATING = {
+    "upsample_linear1d": "linear",
+    "upsample_bilinear2d": "bilinear",
+    "upsample_trilinear3d": "trilinear",
+    "upsample_bicubic2d": "bicubic",
+    "_upsample_bilinear2d_aa": "bilinear",
+    "_upsample_bicubic2d_aa": "bicubic",
+}
+_NAMED = ["elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "sigmoid", "silu", "softplus", "tanh"]
+"""Functions of which the rule for claims is that of the aten op as well: its arguments are the same, in one order."""
+
+
+def _rule(bound: Callable[[OpCall], Any], kind: str = FUNCTION, exact: Callable[..., Any] | None = None) -> OpRule:
+    return OpRule(arithmetic=kind, bound=bound, source="torch.ops.aten; NUM-04", exact=exact)
+
+
+PRIMITIVES: Mapping[str, OpRule] = {
+    **{name: _rule(partial(_bound_unary, name)) for name in _UNARY},
+    **dict.fromkeys(("add", "sub"), _rule(_bound_sum)),
+    "mul": _rule(_bound_product),
+    "div": _rule(_bound_quotient),
+    "pow": _rule(_bound_power),
+    "atan2": _rule(_bound_angle),
+    **dict.fromkeys(("maximum", "minimum", "clamp"), _rule(_bound_larger)),
+    "sum": _rule(_bound_total),
+    "mean": _rule(arithmetic.bound_means),
+    "cumsum": _rule(_bound_running),
+    "prod": _rule(_bound_multiplied),
+    **dict.fromkeys(("amax", "amin", "max", "min"), _rule(_bound_largest)),
+    "var": _rule(partial(_bound_variance, False)),
+    "var_mean": _rule(partial(_bound_variance, True)),
+    "_softmax": _rule(bound_softmax),
+    "_log_softmax": _rule(_bound_log_softmax),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _rule(_bound_matrix_product)),
+    **dict.fromkeys(("addmm", "baddbmm"), _rule(_bound_affine)),
+    "convolution": _rule(_bound_convolution),
+    **dict.fromkeys(_SCATTERING, _rule(_bound_scattered)),
+    **{f"avg_pool{rank}d": _rule(partial(_bound_pooled, rank)) for rank in (1, 2, 3)},
+    **{f"_adaptive_avg_pool{rank}d": _rule(partial(_bound_pooled, rank)) for rank in (2, 3)},
+    **dict.fromkeys(_MOVING, _rule(arithmetic.bound_padding, MOVES)),
+    **dict.fromkeys(("view", "_unsafe_view"), _rule(bound_moves, MOVES, view_in_any_layout)),
+    "_reshape_alias": _rule(bound_moves, MOVES, lambda x, shape, strides: x.reshape(shape)),
+    **{
+        name: _rule(partial(arithmetic.bound_interpolation, mode=mode, is_filtered=name.endswith("_aa")))
+        for name, mode in _INTERPOLATING.items()
+    },
+    **{name: OP_RULES[getattr(torch if name in ("sigmoid", "tanh") else F, name)] for name in _NAMED},
+    **dict.fromkeys(("relu", "hardtanh"), _rule(bound_clamps)),
+}
+"""By the name of the aten op, whatever its overload."""
