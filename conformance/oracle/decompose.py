@@ -23,15 +23,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.oracle.error_bounds import (
+    JUMP,
     MOVES,
     OpCall,
     U,
     Value,
     add_error,
     bound_dequantizing,
+    settle_errors,
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
-from fx_quant_conformance.conformance.oracle.jumps import JUMP, JUMPS, real_of, unit_of
+from fx_quant_conformance.conformance.oracle.jumps import JUMPS, real_of, unit_of
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -279,13 +281,9 @@ def _settle(value: Any, node: Node) -> Any:
         dtype = next(dtypes, torch.float32)
         if not isinstance(each, Value):
             return each
-        errors = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in each.errors.items()}
+        errors = settle_errors(each.real, each.errors)
         if not dtype.is_floating_point and each.real.is_floating_point():  # integers, computed as numbers
             return replace(each, real=each.real.round().to(dtype), errors=errors, dtype=dtype)
-        if each.real.is_floating_point() and not bool(each.real.isfinite().all()):
-            errors = {cause: torch.where(each.real.isinf(), 0.0, error) for cause, error in errors.items()}
-            if bool(each.real.isnan().any()):
-                add_error(errors, JUMP, torch.where(each.real.isnan(), math.inf, 0.0))
         return replace(each, errors=errors, dtype=dtype)
 
     return tuple(map(settle, value)) if isinstance(value, (tuple, list)) else settle(value)

@@ -10,6 +10,7 @@ Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -22,6 +23,8 @@ from fx_quant_conformance.backends.base import Capabilities, Requantize
 
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes
+JUMP = "jump"
+"""The cause of an error that comes from an undecided element (jumps.py)."""
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
@@ -95,6 +98,19 @@ class OpCall:
 
 ErrorBound: TypeAlias = Callable[[OpCall], Any]
 """Errors of a result (an ``Errors``; for an op with several results a tuple of them)."""
+
+
+def settle_errors(real: Tensor, errors: Mapping[str, Tensor]) -> Errors:
+    """Return errors that are numbers: what is infinite is so for every machine, and of what is no number none is known.
+
+    An error that is no number comes of two that are infinite, and has no bound.
+    """
+    settled = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in errors.items()}
+    if real.is_floating_point() and not bool(real.isfinite().all()):
+        settled = {cause: torch.where(real.isinf(), 0.0, error) for cause, error in settled.items()}
+        if bool(real.isnan().any()):
+            add_error(settled, JUMP, torch.where(real.isnan(), math.inf, 0.0))
+    return settled
 
 
 def map_values(structure: Any, of_value: Callable[[Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:

@@ -34,6 +34,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     find_accumulator_step,
     flatten,
     map_values,
+    settle_errors,
 )
 from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_value
 from fx_quant_conformance.conformance.oracle.grids import (
@@ -416,9 +417,10 @@ class Walk:
                 errors = [{cause: each[number] for cause, each in errors.items()} for number in range(len(result))]
             accumulator = find_accumulator(rule, call, None)
             return tuple(
-                Value(real=real, errors=each, accumulator=accumulator, tolerance=tolerance)
+                Value(real=real, errors=settle_errors(real, each), accumulator=accumulator, tolerance=tolerance)
                 for real, each in zip(result, errors, strict=True)
             )
+        errors = settle_errors(result, errors)
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
         if rule.arithmetic == DOT_PRODUCT and len(factors) > 1:

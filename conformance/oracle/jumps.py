@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.conformance.oracle.error_bounds import (
+    JUMP,
     Errors,
     OpCall,
     U,
@@ -27,8 +28,6 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 
-JUMP = "jump"
-"""The cause of an error that comes from an undecided element."""
 _UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: 2.0**-53}
 
 

@@ -92,7 +92,7 @@ def _make(spec: str, seed: int) -> Any:
     check_spec(spec)
     if sets.is_of_set(spec):
         try:
-            return sets.make(spec, seed)
+            return GivenModel(**sets.make(spec, seed))
         except sets.ModelSetError as error:
             raise ModelSpecError(f"--model={spec}: {error}") from error
     what = f"--model={spec}"

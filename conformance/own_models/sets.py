@@ -1,6 +1,6 @@
-"""Model sets: the architectures of torchvision and timm, with random weights from a seed; nothing is downloaded.
+"""Model sets: the architectures of torchvision, timm and transformers, with random weights from a seed.
 
-``torchvision:resnet18``, or a glob such as ``timm:*lite*``. The extra ``models`` installs both.
+``torchvision:resnet18``, or a glob such as ``timm:*lite*``; nothing is downloaded. The extra ``models`` installs them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.own_models.transformers_set import BASE, create, list_architectures
 
 SIDE = 64
 """Height and width of the images, in pixels, unless a model takes only larger ones."""
@@ -44,19 +46,24 @@ def expand(spec: str) -> tuple[str, ...]:
     return tuple(f"{of_set}:{name}" for name in sorted(names))
 
 
-def make(spec: str, seed: int) -> tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ...]]]:
-    """Return a model of a set, example inputs and calibration batches: images of normal noise. Raises ModelSetError."""
+def make(spec: str, seed: int) -> dict[str, Any]:
+    """Return a model of a set, example inputs and calibration batches, as a ``GivenModel`` has them.
+
+    The inputs are random: images of normal noise, tokens. Raises ModelSetError.
+    """
     of_set, _, name = spec.partition(":")
     models = _SETS[of_set]()
-    if name not in models.list_models():
+    if name.removesuffix(BASE) not in models.list_models():
         raise ModelSetError(f"{of_set} has no model {name!r}")
     torch.default_generator.manual_seed(seed)
     try:
-        model, side = models.create(name)
+        model, made = models.create(name)
     except Exception as error:
         raise ModelSetError(f"{of_set} cannot make it: {format_error(error)}") from error
-    batches = [(torch.randn(IMAGES, 3, side, side),) for _ in range(BATCHES)]
-    return _settle(model, batches), batches[0], batches
+    if isinstance(made, int):
+        batches = [(torch.randn(IMAGES, 3, made, made),) for _ in range(BATCHES)]
+        return {"model": _settle(model, batches), "example_inputs": batches[0], "calibration": batches}
+    return {"model": model, "example_inputs": (), "kwargs": made[0], "calibration": [((), each) for each in made]}
 
 
 def _settle(model: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> nn.Module:
@@ -126,7 +133,29 @@ class _Timm:
         return model, config["input_size"][-1] if config.get("fixed_input_size") else SIDE
 
 
-_SETS: Mapping[str, Callable[[], _Torchvision | _Timm]] = {"torchvision": _Torchvision, "timm": _Timm}
+class _Transformers:
+    """transformers."""
+
+    def __init__(self) -> None:
+        with suppress(ModelSetError):  # it imports torchvision, where that is installed
+            _import("torchvision")
+        self._package = _import("transformers")
+        _import("transformers.models.auto.modeling_auto")
+
+    def list_models(self) -> Sequence[str]:
+        """Return the names of the classes of models without a head."""
+        return list_architectures(self._package)
+
+    def create(self, name: str) -> tuple[nn.Module, Sequence[Mapping[str, Any]]]:
+        """Return a model, small or ``@base``, and the keywords of some calls."""
+        return create(self._package, name)
+
+
+_SETS: Mapping[str, Callable[[], _Torchvision | _Timm | _Transformers]] = {
+    "torchvision": _Torchvision,
+    "timm": _Timm,
+    "transformers": _Transformers,
+}
 _SIDES = {"inception_v3": 96}
 """Models of torchvision whose images must be larger."""
 
@@ -157,6 +186,6 @@ def _import_without_operators(name: str) -> Any:
             raise
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    for half_imported in [each for each in sys.modules if each.partition(".")[0] in _SETS]:
+    for half_imported in [each for each in sys.modules if each.partition(".")[0] in ("torchvision", "timm")]:
         del sys.modules[half_imported]
     return importlib.import_module(name)

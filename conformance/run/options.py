@@ -108,7 +108,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--claim-timeout": {
         "type": parse_seconds,
         "metavar": "SECONDS",
-        "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress)",
+        "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress); "
+        "a --model has ten times as long",
     },
     "--seed": {
         "type": int,

@@ -46,6 +46,10 @@ class Openers:
                 child.end()
 
 
+MODEL_PATIENCE = 10
+"""How many times the limit of a claim a user's model has: each of its patterns is lowered and judged alone."""
+
+
 def make_judge_recipe(setup: Setup) -> Recipe:
     """Return how a judge is made that holds no code of others."""
     return Recipe(open="fx_quant_conformance.conformance.run.judge:open_judge", arguments=(setup,))
@@ -62,13 +66,15 @@ class Workplaces:
         if setup.remake is None:
             worker = make_warm_workers(setup.options.backend, limit=limit, first=first_worker)
         judge = make_judge_recipe(setup)
-        of_model = replace(judge, is_guarded=True)
-        beside = replace(of_model, arguments=(replace(setup, imports_vendor=True),))
+        guarded = replace(judge, is_guarded=True)
+        beside = replace(guarded, arguments=(replace(setup, imports_vendor=True),))
+        patient = replace(setup.options, claim_timeout=limit * MODEL_PATIENCE)
+        of_model = replace(guarded, arguments=(replace(setup, options=patient),))
         self._places = {unit.id: unit.place for unit in units}
         self._plain = Workplace(judge, worker, limit=limit, first=first_judge)
         self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
         # what a user's model changes in its process, no other model finds
-        self._of_model = Workplace(of_model, worker, limit=limit, holds="the user's model", keeps=False)
+        self._of_model = Workplace(of_model, worker, limit=patient.claim_timeout, holds="the user's model", keeps=False)
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""

@@ -63,7 +63,8 @@ EXACT: dict[str, Callable[[Any], Any]] = {
 
 def exact(name: str, x: float) -> Any:
     with mpmath.workdps(40):
-        return EXACT.get(name, getattr(mpmath, name, None))(mpmath.mpf(x))
+        function = EXACT.get(name) or getattr(mpmath, name)
+        return function(mpmath.mpf(x))
 
 
 @pytest.mark.rule("NUM-04")
