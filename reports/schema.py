@@ -78,6 +78,8 @@ class Evidence(TypedDict, total=False):
     """Of a model, the share of outputs of which the bound would show a fault, end to end."""
     decided_alone: Number
     """The same of its patterns and float regions alone, on average."""
+    decided_within: Number
+    """The same of these in context, on the values that the model gives there."""
 
 
 def evidence(values: Mapping[str, object]) -> Evidence:

@@ -37,6 +37,10 @@ from fx_quant_conformance.conformance.oracle.jumps import JUMPS, real_of, unit_o
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
+_CREATING = frozenset(
+    f"{how}{what}" for what in ("empty", "zeros", "ones", "full") for how in ("new_", "")
+) | frozenset(f"{what}_like" for what in ("empty", "zeros", "ones", "full"))
+"""Ops that make a tensor like another, whose numbers they do not read."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -187,6 +191,8 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
         return args[0][args[1]]
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise NoOracleError(f"the result of {target} is random")
+    if target.overloadpacket.__name__ in _CREATING:
+        return target(*tree_map(_as_example, args, is_leaf=_is_value), **kwargs)
     leaves = tree_leaves((args, dict(kwargs)), is_leaf=_is_value)
     rule, jump = _find(PRIMITIVES, target), _find(JUMPS, target)
     has_values = any(map(_is_value, leaves))
@@ -210,6 +216,10 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
         return _settle(tree_map(_leave_open, result), node)
     call = replace(call, result=result)
     return _settle(_join(result, _round_in(node, call, rule.bound(call), rule.arithmetic)), node)
+
+
+def _as_example(leaf: Any) -> Any:
+    return _example_of(leaf) if isinstance(leaf, Value) else leaf
 
 
 def _join(result: Any, errors: Any) -> Any:

@@ -314,7 +314,7 @@ def read_operands(call: OpCall) -> tuple[Value, Value, Tensor | None, tuple[Any,
 
 def bound_matrix_products(call: OpCall) -> Errors:
     """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|."""
-    a, b = call.values()[-2:]
+    a, b = map(as_value, call.args[:2])
     errors = {cause: propagate_product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
     if call.capabilities.float_accumulation:
         bound = gamma(a.real.shape[-1] + 2) * torch.matmul(a.real.abs(), b.real.abs())

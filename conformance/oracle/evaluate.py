@@ -236,6 +236,8 @@ class Walk:
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
+        if not isinstance(value, Value) and not is_constant(node):  # it is made of integers, such as a mask
+            value = as_value(value)
         if not isinstance(value, Value):
             quantize: Any = node.target
             arguments = (attribute_of(self.model, str(a.target)) if isinstance(a, Node) else a for a in node.args[1:])

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from fx_quant_conformance.backends.discovery import find_attribute, find_entry_point
 from fx_quant_conformance.backends.names import BackendNotFound, format_error
@@ -132,7 +133,9 @@ def settle(given: GivenModel) -> GivenModel:
     Raises ModelSpecError if the float model does not run on its own inputs, or computes what is not float32. Weights
     that hooks have computed lose their gradients, with which torch copies none.
     """
-    for module in given.model.modules():
+    for module in list(given.model.modules()):
+        for name in list(getattr(module, "parametrizations", {})):  # a weight is what its parametrization makes of it
+            remove_parametrizations(module, name, leave_parametrized=True)
         for name in find_computed(module):
             setattr(module, name, getattr(module, name).detach())
     try:

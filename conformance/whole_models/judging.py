@@ -31,6 +31,7 @@ from fx_quant_conformance.conformance.stages.lower import Declined, find_leftove
 from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
 from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_outputs
 from fx_quant_conformance.conformance.stages.state import LoweredModel, make_check
+from fx_quant_conformance.conformance.whole_models.context import UntoldError, judge_in_context
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
 from fx_quant_conformance.refimpl import explain
@@ -156,7 +157,38 @@ def _verify_numbers(
         return _judge_by_parts(whole, unclaimed, separate)
     layers = [_make_layer(part, check) for part, check in separate]
     measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
-    return _combine(measured, separate)
+    combined = _combine(measured, separate)
+    is_shown = _share_decided(whole) >= (1.0 if takes_apart else 1 - MOST_UNDECIDED)
+    if combined.verdict is not Verdict.VERIFIED or is_shown:
+        return combined
+    return _look_into(bench, combined, reference, batches, [part for part, _ in separate])
+
+
+def _look_into(
+    bench: Bench, check: Check, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
+) -> Check:
+    """Judge in its context, by the values that it gives within, a model of which nothing is shown end to end."""
+    try:
+        judged = judge_in_context(bench, check.claim, reference, batches, parts)
+    except UntoldError as error:
+        return replace(check, message=f"{check.message}; within it nothing was seen: {error}")
+    shown = evidence(
+        {**check.evidence, **_count_decided([each for *_, own in judged for each in own], "decided_within")}
+    )
+    wrong = next(((part, own) for part, own, _ in judged if own.failed), None)
+    if wrong is None:
+        added = f"{check.message}, and in context, on the values that it gives" if check.message else ""
+        return replace(check, message=added, evidence=shown)
+    part, own = wrong
+    text = f"end to end nothing shows; in context, on the values that it gives, the first to differ is {part.node}"
+    return replace(
+        check,
+        rule=own.rule,
+        outcome="fail",
+        verdict=own.verdict,
+        message=f"{text} ({part.pattern}): {_trim(own.message)}",
+        evidence=evidence({**shown, **own.evidence, "node": part.node, "pattern": part.pattern}),
+    )
 
 
 def _judge_part(bench: Bench, name: str, part: Subgraph) -> Check:
@@ -233,10 +265,17 @@ def judge_run(
     return replace(check, evidence=evidence({**check.evidence, **told, **_count_decided(comparisons)}))
 
 
-def _count_decided(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Return the share of outputs of which the bound would show a fault; nothing where none was measured."""
-    decided, elements = (sum(getattr(each, name) for each in comparisons) for name in ("decided", "elements"))
-    return {"decided": math.floor(decided / elements * 1e4) / 1e4} if elements else {}
+def _count_decided(comparisons: Sequence[Comparison], key: str = "decided") -> dict[str, float]:
+    """Return the share of elements of which the bound would show a fault, of the output with the smallest one.
+
+    Nothing where none was measured.
+    """
+    counts: dict[int | None, list[int]] = {}
+    for each in comparisons:
+        counted = counts.setdefault(each.where.output, [0, 0])
+        counted[0], counted[1] = counted[0] + each.decided, counted[1] + each.elements
+    shares = [decided / elements for decided, elements in counts.values() if elements]
+    return {key: math.floor(min(shares) * 1e4) / 1e4} if shares else {}
 
 
 def _compare_batches(

@@ -8,8 +8,9 @@ and the oracle can evaluate it. A float region is made of ops that hang together
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ class Subgraph:
     """Inputs of ``model``, with the values of the whole reference model."""
     moves_only: bool
     """Whether it moves or selects values, so nothing may differ. (NUM-05)"""
+    reads: tuple[str, ...]
+    """The nodes of the whole model with the values of its inputs; "": an item of what a node gives."""
+    gives: tuple[str, ...]
+    """The nodes of the whole model with the values of its results."""
     is_region: bool = False
     """Whether it is float, and no pattern."""
 
@@ -91,6 +96,8 @@ def _cut_pattern(
         model=model,
         batches=batches,
         moves_only=decision.observation is SHARE and all(map(cut.is_move, inside)),
+        reads=tuple(cut.reads),
+        gives=tuple(cut.gives),
     )
 
 
@@ -119,11 +126,19 @@ def _find_regions(reference: GraphModule, taken: Set[str], values: Mapping[Node,
 def _cut_region(reference: GraphModule, inside: list[Node], recorded: list[dict[Node, Any]]) -> Iterator[Subgraph]:
     """Yield a float region, if it reads values that are not constant and others read what it gives."""
     results = [node for node in inside if any(user not in inside for user in node.users)]
-    model, batches = _Cut(reference, inside, recorded).write(results)
+    cut = _Cut(reference, inside, recorded)
+    model, batches = cut.write(results)
     if batches[0] and results:
-        last = inside[-1]
-        pattern = f"{len(inside)} float ops" if len(inside) > 1 else name_op(reference, last)
-        yield Subgraph(node=last.name, pattern=pattern, model=model, batches=batches, moves_only=False, is_region=True)
+        yield Subgraph(
+            node=inside[-1].name,
+            pattern=f"{len(inside)} float ops" if len(inside) > 1 else name_op(reference, inside[-1]),
+            model=model,
+            batches=batches,
+            moves_only=False,
+            reads=tuple(cut.reads),
+            gives=tuple(cut.gives),
+            is_region=True,
+        )
 
 
 def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
@@ -147,6 +162,8 @@ class _Cut:
     """The copies in the new graph, by node of the whole graph."""
     placeholders: list[Node] = field(default_factory=list)
     inputs: list[list[Tensor]] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    gives: list[str] = field(default_factory=list)
 
     def write(self, lasts: Sequence[Node]) -> tuple[GraphModule, tuple[Batch, ...]]:
         """Write the inputs, the ops and the results of the last ones; return the model and its inputs."""
@@ -175,7 +192,10 @@ class _Cut:
                 self._take(value)
             self._copy(node)
         elif isinstance(self.recorded[0][node], Tensor):
-            self._enter(node, node)
+            self.copies[node] = self._enter(node, lambda values: values[node], node.name)
+        elif isinstance(self.recorded[0][node], (tuple, list)) and _holds_tensors(self.recorded[0][node]):
+            count = len(self.recorded[0][node])
+            self.copies[node] = [self._enter(node, partial(_pick_item, node, number), "") for number in range(count)]
         else:
             self.copies[node] = self.recorded[0][node]
 
@@ -186,16 +206,19 @@ class _Cut:
             self._take(number)
         if source not in self.copies and (self.enters_constants or not is_constant(source)):
             on_grid = filter(is_dequantize, node.users if is_static(node) else ())
-            self._enter(source, next(on_grid, source))
+            like = next(on_grid, source)
+            self.copies[source] = self._enter(source, lambda values: values[like], like.name)
         self._copy(node)
 
-    def _enter(self, node: Node, like: Node) -> None:
-        """Make an input that stands for a node, with the values of one that is `like` it."""
+    def _enter(self, node: Node, read: Callable[[dict[Node, Any]], Tensor], name: str) -> Node:
+        """Make an input that stands for a node, or an item of it, with what is read of the recorded values."""
         at = self.graph.inserting_after(self.placeholders[-1]) if self.placeholders else self.graph.inserting_before()
         with at:
-            self.copies[node] = self.graph.placeholder(f"{node.name}_value")
-        self.placeholders.append(self.copies[node])
-        self.inputs.append([values[like] for values in self.recorded])
+            placed = self.graph.placeholder(f"{node.name}_value{len(self.placeholders) or ''}")
+        self.placeholders.append(placed)
+        self.reads.append(name)
+        self.inputs.append([read(values) for values in self.recorded])
+        return placed
 
     def _copy(self, node: Node) -> Node:
         if node not in self.copies:
@@ -220,8 +243,19 @@ class _Cut:
             if is_quantize(quantize) and dequantize is not None and is_static(quantize):
                 for node in (*quantize.all_input_nodes[1:], quantize):
                     self._copy(node)
+                self.gives.append(dequantize.name)
                 return self._copy(dequantize)
+        self.gives.append(leaf.name)
         return self._copy(leaf)
+
+
+def _pick_item(node: Node, number: int, values: dict[Node, Any]) -> Tensor:
+    item: Tensor = values[node][number]
+    return item
+
+
+def _holds_tensors(value: Any) -> bool:
+    return all(isinstance(each, Tensor) for each in value)
 
 
 def _casts(node: Node, dtype: torch.dtype) -> bool:

@@ -1,0 +1,96 @@
+"""Judging the parts of a model in its context: each on the values that the model itself gives there.
+
+In a deep network the bound end to end is many steps wide, and a part that runs alone does not show how it is wired:
+which branch it reads, or which mask. So the model is lowered once more, to return beside its results the values that
+its parts read and give. Each part is held to what is exact for the values that it should have read: no bound grows, and
+whatever is read from the wrong place differs. (NUM-03)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.machine.fault import FaultFound
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
+from fx_quant_conformance.conformance.stages.lower import lower, run_all
+from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
+from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph
+from fx_quant_conformance.refimpl.graph.tracing import finish
+from fx_quant_conformance.reports.schema import Check, Where
+
+
+class UntoldError(Exception):
+    """The backend does not return the inner values of a model; the message says why."""
+
+
+def judge_in_context(
+    bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
+) -> list[tuple[Subgraph, Check, Sequence[Comparison]]]:
+    """Judge each part on the values that the model gives. Raises UntoldError."""
+    told = _run_told(bench, reference, batches, parts)
+    judged: list[tuple[Subgraph, Check, Sequence[Comparison]]] = []
+    for part in parts:
+        walk, grids = Walk(part.model, bench.capabilities), tuple(placeholder_grids(part.model))
+        comparisons: list[Comparison] = []
+        for number, values in enumerate(told):
+            place = Where(input=f"batch {number}, in context")
+            inputs = tuple(_read_inputs(part, number, values))
+            outputs = [values[each] for each in part.gives]
+            output = outputs if len(outputs) > 1 else outputs[0]
+            try:
+                comparisons += compare_all(place, walk.exact(inputs), output, grids, moves_only=part.moves_only)
+            except NoOracleError:  # it has none alone either, which is said there
+                continue
+        judged.append((part, judge_comparisons(name, comparisons), comparisons))
+    return judged
+
+
+def _run_told(
+    bench: Bench, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
+) -> list[Mapping[str, Tensor]]:
+    """Return, for each batch, the values of the nodes that parts read and give, by their names. Raises UntoldError."""
+    names = list(dict.fromkeys(each for part in parts for each in (*part.reads, *part.gives) if each))
+    inputs = [node.name for node in reference.graph.nodes if node.op == "placeholder"]
+    inner = [name for name in names if name not in inputs]
+    model, count = _tell(reference, inner)
+    places = [Where(input=f"batch {number}, with inner values") for number in range(len(batches))]
+    try:
+        lowered = lower(bench, model, batches[0])
+        outputs = [tree_leaves(each) for each in run_all(lowered, places, batches)]
+    except FaultFound as found:
+        raise UntoldError(found.fault.message) from found
+    told: list[Mapping[str, Tensor]] = []
+    for batch, values in zip(batches, outputs, strict=True):
+        if len(values) != count + len(inner):
+            raise UntoldError(f"the model returned {len(values)} results; expected {count + len(inner)}")
+        told.append(dict(zip(inputs, batch, strict=True)) | dict(zip(inner, values[count:], strict=True)))
+    return told
+
+
+def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, int]:
+    """Return the model with values of inner nodes behind its results, and how many results it has."""
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in reference.graph.nodes:
+        if node.op != "output":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    results = [each for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
+    named = {node.name: copy for node, copy in copies.items()}
+    graph.output((*(copies[each] for each in results), *(named[each] for each in inner)))
+    return finish(reference, graph, reference), len(results)
+
+
+def _read_inputs(part: Subgraph, number: int, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the inputs of a part: what the model gave; of integers and of items what the reference model has."""
+    for name, own in zip(part.reads, part.batches[number], strict=True):
+        given = values.get(name)
+        is_float = isinstance(given, Tensor) and given.dtype is torch.float32 and given.shape == own.shape
+        yield given if is_float and given is not None else own
