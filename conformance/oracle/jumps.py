@@ -327,11 +327,27 @@ def _mask_of_embedding(call: OpCall, result: Tensor) -> Tensor:
 
 
 def _mask_of_index(call: OpCall, result: Tensor) -> Tensor:
-    """Raises NoOracleError for an undecided mask, of which the shape of the result depends."""
+    """Indices of several axes stand where the first of them does, if they follow each other; else at the front."""
+    places = [number for number, each in enumerate(call.args[1]) if each is not None]
+    mask = _find_undecided_index(call)
+    start = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    if mask.dim() == 0 or not bool(mask.any()):
+        return mask.expand_as(result)
+    return mask.reshape([1] * start + [*mask.shape] + [1] * (result.dim() - start - mask.dim())).expand_as(result)
+
+
+def _find_undecided_index(call: OpCall) -> Tensor:
+    """Return which elements of the indices are undecided. Raises NoOracleError for an undecided mask.
+
+    The shape of what a mask selects depends on it.
+    """
     indices = [each for each in call.args[1] if each is not None]
     if any(isinstance(each, Value) and each.dtype is torch.bool for each in indices):
         raise NoOracleError("an undecided mask selects, so that the shape of what it selects is undecided as well")
-    return torch.stack([undecided_of(each).any() for each in indices]).any().expand_as(result)
+    if any(real_of(each).dtype is torch.bool for each in indices):
+        return torch.zeros((), dtype=torch.bool)
+    shape = torch.broadcast_shapes(*(real_of(each).shape for each in indices))
+    return torch.stack([undecided_of(each).expand(shape) for each in indices]).any(0)
 
 
 def _put(call: OpCall) -> Any:
@@ -343,7 +359,7 @@ def _put(call: OpCall) -> Any:
         return call.function(into, places, what, *rest, **call.kwargs)  # type: ignore[no-any-return]
 
     adds = bool(rest and rest[0])
-    return _place(put, target, values, adds=adds, undecided=_mask_of_index(call, torch.empty(())))
+    return _place(put, target, values, adds=adds, undecided=_find_undecided_index(call).any())
 
 
 def _scatter(call: OpCall) -> Any:

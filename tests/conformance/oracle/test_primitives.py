@@ -256,6 +256,19 @@ def test_places_are_decided_where_nothing_is_near() -> None:
     assert float(picked.error()[0]) == pytest.approx(0.1) and float(picked.error()[1]) >= 0.6
 
 
+def test_what_an_undecided_index_picks_is_undecided_and_nothing_else() -> None:
+    x = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.75, 0.1]])
+    codes = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for picked in (
+        evaluate(lambda x: codes[x.argmax(1)], values(x, 0.1)),
+        evaluate(lambda x: codes.index_select(0, x.argmax(1)), values(x, 0.1)),
+        evaluate(lambda x: codes.t()[:, x.argmax(1)].t(), values(x, 0.1)),
+        evaluate(lambda x: torch.nn.functional.embedding(x.argmax(1), codes), values(x, 0.1)),
+    ):
+        assert torch.equal(picked.real, codes[1].expand(2, 4).double())
+        assert bool((picked.error()[0] == 0).all()) and bool((picked.error()[1] > 0).all())
+
+
 def test_equal_values_without_an_error_have_their_first_place() -> None:
     x = torch.tensor([[2.0, 2.0, 1.0]])
     place = evaluate(lambda x: x.argmax(1), values(x, 0.0))

@@ -1,0 +1,88 @@
+"""What stands between the quantized layers: wiring faults in every family are found, and other right ways are not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fx_quant_conformance.backends.base import Backend
+from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.claims.claim import enumerate_claims
+from fx_quant_conformance.conformance.own_models.given import GivenModel, settle
+from fx_quant_conformance.conformance.own_models.jobs import _make_unit
+from fx_quant_conformance.conformance.stages.bench import Bench
+from fx_quant_conformance.conformance.whole_models.judging import draw_reference, verify_model
+from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.reports.schema import Check
+from fx_quant_conformance.reports.verdicts import Verdict
+from tests.support.families import FAMILIES, make
+from tests.support.honest_floats import VARIANTS, HonestFloats
+from tests.support.rewiring import Rewired, changes, list_faults
+
+FAULTS = 3
+"""Wiring faults of a family that are tried."""
+SHOWS = 0.02
+"""How far a fault moves an output, as a part of its largest value."""
+
+
+@lru_cache(maxsize=4)
+def quantized(family: str, seed: int = 0) -> tuple[GraphModule, Sequence[tuple[Tensor, ...]]]:
+    """The reference model of a family, and the inputs on which it is judged."""
+    backend = ReferenceBackend()
+    bench = Bench(backend, seed=seed, profile="quick")
+    model, inputs = make(FAMILIES[family], seed)
+    unit = _make_unit(
+        bench,
+        f"model/own/{family}/{seed}",
+        enumerate_claims(backend.backend_config(), backend.capabilities()),
+        ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_channel_symmetric"),
+        settle(GivenModel(model=model, example_inputs=inputs)),
+    )
+    return draw_reference(bench, unit)
+
+
+def judge(backend: Backend, family: str, seed: int = 0) -> Check:
+    reference, batches = quantized(family, seed)
+    return verify_model(Bench(backend, seed=seed, profile="quick"), family, reference, batches, takes_apart=True)
+
+
+def evidence_of(check: Check) -> dict[str, Any]:
+    return dict(check.evidence)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_right_lowering_of_every_family_is_judged(family: str) -> None:
+    """The reference backend shows no execution; but for that it is verified, and nothing is left open."""
+    check = judge(Rewired(), family)
+    assert check.verdict is Verdict.UNSHOWN and evidence_of(check)["otherwise"] == "VERIFIED", check
+    told = evidence_of(check)
+    assert max(told["decided"], told["decided_alone"], told.get("decided_within", 0.0)) > 0.9
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wiring_faults_are_found(family: str) -> None:
+    reference, batches = quantized(family)
+    leaves = enumerate(torch.utils._pytree.tree_leaves(reference(*batches[0])))
+    expected = {number: each for number, each in leaves if isinstance(each, Tensor)}
+    faults = [f for f in list_faults(reference, batches[0]) if changes(reference, f, batches[0], expected) > SHOWS]
+    assert faults
+    random.Random(family).shuffle(faults)
+    for fault in faults[:FAULTS]:
+        check = judge(Rewired(fault), family)
+        assert check.verdict in (Verdict.REFUTED, Verdict.FALLBACK), (str(fault), check.message)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_right_ways_are_not_refuted(variant: str) -> None:
+    backend = HonestFloats(VARIANTS[variant])
+    for family in FAMILIES:
+        check = judge(backend, family)
+        assert check.verdict is Verdict.UNSHOWN, (family, check.message)
+    assert backend.mode.used > 3, "no family has what the variant computes"
