@@ -58,7 +58,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decomposed:
+class InPrimitives:
     """An op in primitives, for operands of some shapes."""
 
     graph: GraphModule
@@ -68,7 +68,7 @@ class Decomposed:
     """The numbers of the tensors that it changes in place."""
 
 
-def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Decomposed:
+def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPrimitives:
     """Trace what an op calls, down to primitives. Raises NoOracleError for what cannot be traced."""
     leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=_is_value)
     places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, Value))]
@@ -98,7 +98,7 @@ def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     writes = [node for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
     changed = tuple(inputs.index(node.args[0]) for node in writes if node.args[0] in inputs)
-    return Decomposed(graph=graph, spec=found["spec"], changed=changed)
+    return InPrimitives(graph=graph, spec=found["spec"], changed=changed)
 
 
 def _trace(run: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
@@ -127,7 +127,7 @@ def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def evaluate_opened(
-    opened: Decomposed, args: tuple[Any, ...], kwargs: Mapping[str, Any], capabilities: Capabilities
+    opened: InPrimitives, args: tuple[Any, ...], kwargs: Mapping[str, Any], capabilities: Capabilities
 ) -> tuple[Any, Mapping[int, Any]]:
     """Return the result of an op, and what the tensors that it changes in place have become, by their numbers."""
     leaves = [

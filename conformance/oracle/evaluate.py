@@ -20,7 +20,13 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
-from fx_quant_conformance.conformance.oracle.decompose import Decomposed, describe, evaluate_opened, open_op, run_module
+from fx_quant_conformance.conformance.oracle.decompose import (
+    InPrimitives,
+    describe,
+    evaluate_opened,
+    open_op,
+    run_module,
+)
 from fx_quant_conformance.conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     DOT_PRODUCT,
@@ -99,7 +105,7 @@ class Walk:
         self._doubles: dict[int, nn.Module] = {}
         self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._constants: dict[Node, Any] = {}
-        self._opened: dict[tuple[Node, str], Decomposed] = {}
+        self._opened: dict[tuple[Node, str], InPrimitives] = {}
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:

@@ -8,8 +8,9 @@ element is carried as an interval, of cause ``jump``: from the exact result to t
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -346,8 +347,7 @@ def _find_undecided_index(call: OpCall) -> Tensor:
         raise NoOracleError("an undecided mask selects, so that the shape of what it selects is undecided as well")
     if any(real_of(each).dtype is torch.bool for each in indices):
         return torch.zeros((), dtype=torch.bool)
-    shape = torch.broadcast_shapes(*(real_of(each).shape for each in indices))
-    return torch.stack([undecided_of(each).expand(shape) for each in indices]).any(0)
+    return reduce(operator.or_, map(undecided_of, indices))
 
 
 def _put(call: OpCall) -> Any:
