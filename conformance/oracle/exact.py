@@ -86,6 +86,11 @@ class Exact:
         largest = float(finite.max()) if finite.numel() else 0.0
         return self.slack * self.step <= FLOATS_DECIDED * largest
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no bound is known of any element: an op in it is no primitive, and has no rule."""
+        return bool(self.slack.numel()) and bool(self.slack.isinf().all())
+
     @cached_property
     def target(self) -> Target:
         """The integers that are right but for the slack. (NUM-03)"""

@@ -60,23 +60,32 @@ def vendor_class() -> type[nn.Module]:
 @pytest.mark.rule("NUM-04")
 def test_registering_makes_a_vendors_op_buildable() -> None:
     """Without: unexercised, with the hint. With: tried in every value range; judged where its roundings are stated."""
-    entry = BackendPatternConfig(F.softsign)
+    entry = BackendPatternConfig(torch.special.bessel_j0)
     claim = claim_of(entry)
     before = checks_of(OwnEntries(entry))
     hint = f"make it buildable with fx_quant_conformance.register({claim.pattern}, build, inputs)"
     assert {(check.verdict, check.outcome) for check in before} == {(Verdict.UNEXERCISED, "skip")}
     assert all(check.message == f"the suite cannot build {claim.pattern}; {hint}" for check in before)
-    build = partial(OneInput, [Step(op=F.softsign)])
-    register(F.softsign, build, [(2, 7)])
+    build = partial(OneInput, [Step(op=torch.special.bessel_j0)])
+    register(torch.special.bessel_j0, build, [(2, 7)])
     assert {case.inputs for case in planned(claim)} == {(Input(shape=(2, 7)),)}
     without_bias = [value_range for value_range in (*VALUE_RANGES, *BENDS) if value_range.bias <= 1.0]
     assert [case.value_range for case in planned(claim)] == without_bias
     without = {check.stage: check for check in checks_of(OwnEntries(entry))}
     assert without["lower"].verdict is Verdict.VERIFIED and without["numerics"].verdict is Verdict.UNEXERCISED
-    assert "no oracle: no rule in the oracle's table for call_function" in without["numerics"].message
-    register(F.softsign, build, [Input(shape=(65,))], roundings=32)
+    assert "no oracle: no bound is known of an op in it: register its pattern" in without["numerics"].message
+    register(torch.special.bessel_j0, build, [Input(shape=(65,))], roundings=32)
     assert failures(checks_of(OwnEntries(entry))) == []
     assert planned(claim)[0].inputs == (Input(shape=(65,)),)
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_vendors_op_that_torch_decomposes_needs_no_roundings() -> None:
+    entry = BackendPatternConfig(F.softsign)
+    claim_of(entry)
+    register(F.softsign, partial(OneInput, [Step(op=F.softsign)]), [(2, 7)])
+    checks = {check.stage: check for check in checks_of(OwnEntries(entry))}
+    assert checks["numerics"].verdict is Verdict.VERIFIED and failures(list(checks.values())) == []
 
 
 def test_the_last_registration_counts() -> None:

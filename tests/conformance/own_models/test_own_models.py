@@ -50,6 +50,7 @@ HOLD = (
     "evaluation_fails",
     "evaluation_of_no_mapping",
     "normed",
+    "partly_normed",
     "by_name",
     "list_of_one",
 )
@@ -59,7 +60,6 @@ WRONG = {
     "nets:infinite": "the model's first.weight is not finite",
     "nets:double": "the model's first.weight is torch.float64; the flow quantizes float32",
     "nets:watched": "the model cannot be sent to the backend's process, which finds classes and functions by name: ",
-    "nets:partly_normed": "<class 'torch.nn.utils.parametrize.ParametrizedLinear'> is made while running",
     "nets:locked": "the model cannot be copied: TypeError: cannot pickle '_thread.lock' object",
     "nets:sparse": "an input is a tensor of layout torch.sparse_coo and dtype torch.float32, not a plain one",
     "nets:raises": "--model=nets:raises: the function raised RuntimeError: no weights here",
