@@ -1,4 +1,4 @@
-"""Model sets: torchvision and timm, with random weights from a seed."""
+"""Model sets: torchvision, timm and transformers, with random weights from a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fx_quant_conformance.conformance.own_models import sets
-from fx_quant_conformance.conformance.own_models.given import ModelSpecError, load_given
+from fx_quant_conformance.conformance.own_models.given import ModelSpecError, load_given, settle
 from fx_quant_conformance.conformance.own_models.sets import ModelSetError, expand
 
 
@@ -69,3 +69,23 @@ def test_a_set_that_is_not_installed_names_the_extra(name: str, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModelSpecError, match=rf"{name} is not installed: pip install 'fx-quant-conformance\[models\]'"):
         load_given(f"{name}:resnet18", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BertModel", "GPT2Model", "ViTModel", "T5Model"])
+def test_an_architecture_of_transformers_is_small_and_runs(name: str) -> None:
+    given = load_given(f"transformers:{name}", 0)
+    assert sum(each.numel() for each in given.model.parameters()) < 200_000
+    settled = settle(given)
+    with torch.no_grad():
+        results = settled.model(*settled.example_inputs)
+    assert all(bool(each.isfinite().all()) for each in (results if isinstance(results, tuple) else (results,)))
+    again = load_given(f"transformers:{name}", 0)
+    assert all(map(torch.equal, given.model.state_dict().values(), again.model.state_dict().values()))
+
+
+@pytest.mark.slow
+def test_a_glob_stands_for_models_of_transformers_and_base_for_the_whole_size() -> None:
+    assert {"transformers:BertModel", "transformers:BertGenerationEncoder"} & set(expand("transformers:Bert*"))
+    with pytest.raises(ModelSpecError, match="transformers has no model 'NoSuchModel@base'"):
+        load_given("transformers:NoSuchModel@base", 0)
