@@ -109,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": parse_seconds,
         "metavar": "SECONDS",
         "help": "time after which a claim, model or measurement is killed (default: 60; 600 with --profile=stress); "
-        "a --model has ten times as long",
+        "a --model has five times as long",
     },
     "--seed": {
         "type": int,

@@ -46,7 +46,7 @@ class Openers:
                 child.end()
 
 
-MODEL_PATIENCE = 10
+MODEL_PATIENCE = 5
 """How many times the limit of a claim a user's model has: each of its patterns is lowered and judged alone."""
 
 
