@@ -32,7 +32,7 @@ SHOWS = 0.02
 """How far a fault moves an output, as a part of its largest value."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def quantized(family: str, seed: int = 0) -> tuple[GraphModule, Sequence[tuple[Tensor, ...]]]:
     """The reference model of a family, and the inputs on which it is judged."""
     backend = ReferenceBackend()
