@@ -247,12 +247,10 @@ def propagate_product(run: Callable[[Tensor, Tensor], Tensor], x: Value, y: Valu
 
     Terms that are zero are not computed.
     """
-    terms = []
-    if cause in y.errors:
-        terms.append(run(x.real.abs() + x.error(), error_of(cause)(y)))
-    if cause in x.errors:
-        terms.append(run(error_of(cause)(x), y.real.abs()))
-    return sum(terms[1:], terms[0])
+    e_x, e_y = error_of(cause)(x), error_of(cause)(y)
+    if cause in x.errors and cause in y.errors:
+        return run(x.real.abs() + x.error(), e_y) + run(e_x, y.real.abs())
+    return run(e_x, y.real.abs()) if cause in x.errors else run(x.real.abs() + x.error(), e_y)
 
 
 def bound_dot_products(call: OpCall) -> Errors:

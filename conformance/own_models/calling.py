@@ -7,8 +7,8 @@ example inputs have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from inspect import signature
 from typing import Any
 
@@ -74,11 +74,16 @@ def _spell(leaf: Any) -> str:
 
 def _register(value: Any) -> None:
     """Make the dataclasses within a value known to torch, so that their fields are found."""
-    if is_dataclass(value) and not isinstance(value, type) and type(value) not in torch.utils._pytree.SUPPORTED_NODES:
-        torch.export.register_dataclass(type(value))
-    is_nested = isinstance(value, (tuple, list, Mapping)) or is_dataclass(value)
-    inner = vars(value).values() if is_dataclass(value) and hasattr(value, "__dict__") else value
-    for each in (inner.values() if isinstance(inner, Mapping) else inner) if is_nested else ():
+    inner: Iterable[Any] = ()
+    if is_dataclass(value) and not isinstance(value, type):
+        if type(value) not in torch.utils._pytree.SUPPORTED_NODES:
+            torch.export.register_dataclass(type(value))
+        inner = [getattr(value, each.name) for each in fields(value)]
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, (tuple, list)):
+        inner = value
+    for each in inner:
         _register(each)
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value
+from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value, propagate_product
+from fx_quant_conformance.conformance.oracle.error_bounds_arithmetic import bound_affine_products
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid
@@ -353,3 +354,20 @@ def test_a_cubic_interpolation_is_off_by_its_coordinates_on_each_axis_and_its_su
     found = OP_RULES[F.interpolate].bound(call)["function"].flatten().tolist()
     expected = (2 * 4 * 1.375 * 25 * float(U) + float(gamma(11)) * 1.375**2) * 3
     assert found == pytest.approx([expected] * 16, rel=1e-9)
+
+
+@pytest.mark.rule("NUM-04")
+def test_an_error_of_the_matrix_that_is_added_alone_goes_on() -> None:
+    added = Value(real=torch.ones(2, 2).double(), errors={"upstream": torch.full((2, 2), 0.5).double()})
+    a, b = (Value(real=torch.ones(*shape).double()) for shape in ((2, 3), (3, 2)))
+    result = torch.addmm(added.real, a.real, b.real)
+    call = OpCall(function=torch.addmm, args=(added, a, b), kwargs={}, capabilities=Capabilities(), result=result)
+    assert bound_affine_products(call)["upstream"].tolist() == [[0.5, 0.5]] * 2
+
+
+@pytest.mark.rule("NUM-04")
+def test_errors_of_two_causes_multiply_too() -> None:
+    x = Value(real=torch.tensor([2.0]).double(), errors={"upstream": torch.tensor([0.5]).double()})
+    y = Value(real=torch.tensor([3.0]).double(), errors={"weights": torch.tensor([0.25]).double()})
+    total = sum(float(propagate_product(torch.mul, x, y, cause)) for cause in ("upstream", "weights"))
+    assert total == 2.5 * 3.25 - 2 * 3

@@ -13,7 +13,7 @@ from torch.fx import symbolic_trace
 
 from fx_quant_conformance import GivenModel
 from fx_quant_conformance.conformance.own_models.calling import CallingError, Structure
-from fx_quant_conformance.conformance.own_models.given import ModelSpecError, settle
+from fx_quant_conformance.conformance.own_models.given import ModelSpecError, _check, settle
 
 
 @dataclass
@@ -106,12 +106,20 @@ def test_a_model_that_takes_tensors_alone_is_left_as_it_is() -> None:
     [(({},), {}, "without a tensor"), ((torch.zeros(2, 5),), {}, "does not run on the inputs that come with it")],
 )
 def test_what_cannot_be_called_is_said(inputs: tuple[Any, ...], kwargs: dict[str, Any], said: str) -> None:
+    model = GivenModel(model=nn.Linear(4, 4), example_inputs=inputs, kwargs=kwargs)
     with pytest.raises(ModelSpecError, match=said):
-        model = GivenModel(model=nn.Linear(4, 4), example_inputs=inputs, kwargs=kwargs)
-        settle(model) if any(isinstance(each, Tensor) for each in inputs) else _load(model)
+        _check("nets:made", model)
+        settle(model)
 
 
-def _load(model: GivenModel) -> None:
-    from fx_quant_conformance.conformance.own_models import given as module
+@dataclass(slots=True)
+class Slotted:
+    """A dataclass without a dictionary."""
 
-    module._check("nets:made", model)
+    value: Tensor
+    number: int = 1
+
+
+def test_a_dataclass_with_slots_is_found_within_others() -> None:
+    structure = Structure.of(({"a": Slotted(torch.zeros(2))},))
+    assert [each.shape for each in structure.read(({"a": Slotted(torch.ones(2))},))] == [(2,)]
