@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,12 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     settle_errors,
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
-from fx_quant_conformance.conformance.oracle.jumps import JUMPS, real_of, unit_of
+from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 
-_Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 _CREATING = frozenset(
-    f"{how}{what}" for what in ("empty", "zeros", "ones", "full") for how in ("new_", "")
-) | frozenset(f"{what}_like" for what in ("empty", "zeros", "ones", "full"))
+    name for what in ("empty", "zeros", "ones", "full") for name in (what, f"new_{what}", f"{what}_like")
+)
 """Ops that make a tensor like another, whose numbers they do not read."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -64,13 +63,13 @@ class InPrimitives:
     graph: GraphModule
     spec: Any
     """The structure of its result."""
-    changed: tuple[int, ...]
-    """The numbers of the tensors that it changes in place."""
+    moves: bool
+    """Whether it moves values, and computes none."""
 
 
 def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPrimitives:
     """Trace what an op calls, down to primitives. Raises NoOracleError for what cannot be traced."""
-    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=_is_value)
+    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=is_value)
     places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, (Tensor, Value))]
     examples = [_example_of(leaves[number]) for number in places]
     found: dict[str, Any] = {}
@@ -95,10 +94,8 @@ def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         raise NoOracleError(f"{name} cannot be written in primitives: {format_error(error)}") from error
     finally:
         torch._C._set_mkldnn_enabled(was_enabled)
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    writes = [node for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
-    changed = tuple(inputs.index(node.args[0]) for node in writes if node.args[0] in inputs)
-    return InPrimitives(graph=graph, spec=found["spec"], changed=changed)
+    moves = all(_moves(node) for node in graph.graph.nodes if node.op == "call_function")
+    return InPrimitives(graph=graph, spec=found["spec"], moves=moves)
 
 
 def _trace(run: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
@@ -116,7 +113,7 @@ def _writes(node: Node) -> bool:
 
 def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return what a trace depends on: shapes, layouts and dtypes of tensors, and all else as it is."""
-    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=_is_value)
+    leaves, spec = tree_flatten((args, dict(kwargs)), is_leaf=is_value)
     texts = [
         f"{tuple(real_of(leaf).shape)} {real_of(leaf).stride()} {leaf.dtype}"
         if isinstance(leaf, (Tensor, Value))
@@ -130,12 +127,9 @@ def evaluate_opened(
     opened: InPrimitives, args: tuple[Any, ...], kwargs: Mapping[str, Any], capabilities: Capabilities
 ) -> tuple[Any, Mapping[int, Any]]:
     """Return the result of an op, and what the tensors that it changes in place have become, by their numbers."""
-    leaves = [
-        each for each in tree_leaves((args, dict(kwargs)), is_leaf=_is_value) if isinstance(each, (Tensor, Value))
-    ]
+    leaves = [each for each in tree_leaves((args, dict(kwargs)), is_leaf=is_value) if isinstance(each, (Tensor, Value))]
     nodes = opened.graph.graph.nodes
-    moves = all(_moves(node) for node in nodes if node.op == "call_function")
-    feed = iter(leaves if moves else map(_enter, leaves))
+    feed = iter(leaves if opened.moves else map(_enter, leaves))
     tolerance = max((each.tolerance for each in leaves if isinstance(each, Value)), default=0.0)
     values: dict[Node, Any] = {}
     changed: dict[int, Any] = {}
@@ -153,14 +147,8 @@ def evaluate_opened(
                 values[node] = changed[inputs.index(node.args[0])] = given[1]
             else:
                 values[node] = evaluate_primitive(node, given, named, capabilities)
-    results = [
-        replace(each, tolerance=tolerance) if isinstance(each, Value) and tolerance else each for each in results
-    ]
-    return tree_unflatten(results, opened.spec), changed
-
-
-def _is_value(each: Any) -> bool:
-    return isinstance(each, Value)
+    tolerated = [replace(each, tolerance=tolerance) if is_value(each) else each for each in results]
+    return tree_unflatten(tolerated, opened.spec), changed
 
 
 def _example_of(leaf: Tensor | Value) -> Tensor:
@@ -192,10 +180,10 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise NoOracleError(f"the result of {target} is random")
     if target.overloadpacket.__name__ in _CREATING:
-        return target(*tree_map(_as_example, args, is_leaf=_is_value), **kwargs)
-    leaves = tree_leaves((args, dict(kwargs)), is_leaf=_is_value)
+        return target(*tree_map(_as_example, args, is_leaf=is_value), **kwargs)
+    leaves = tree_leaves((args, dict(kwargs)), is_leaf=is_value)
     rule, jump = _find(PRIMITIVES, target), _find(JUMPS, target)
-    has_values = any(map(_is_value, leaves))
+    has_values = any(map(is_value, leaves))
     has_floats = any(isinstance(each, Tensor) and each.is_floating_point() for each in leaves)
     if not has_values and (not has_floats or (rule is not None and rule.arithmetic == MOVES) or not (rule or jump)):
         return target(*args, **kwargs)  # creation, sizes, integers: exact
@@ -203,7 +191,7 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     if jump is not None:
         return _settle(jump(call), node)
     enter = _as_number if rule is not None and rule.arithmetic == MOVES else _as_float
-    args, kwargs = tree_map(enter, (args, _in_double(kwargs)), is_leaf=_is_value)
+    args, kwargs = tree_map(enter, (args, _in_double(kwargs)), is_leaf=is_value)
     function = target if rule is None or rule.exact is None else rule.exact
     call = replace(call, function=function, args=args, kwargs=kwargs)
     try:
@@ -234,9 +222,8 @@ def _leave_open(result: Any) -> Any:
     """A result of which nothing is known but its exact value."""
     if not isinstance(result, Tensor):
         return result
-    return Value(
-        real=result, errors={JUMP: torch.full(result.shape, math.inf, dtype=torch.float64)}, dtype=result.dtype
-    )
+    unknown = torch.full(result.shape, math.inf, dtype=torch.float64)
+    return Value(real=result, errors={JUMP: unknown}, dtype=result.dtype)
 
 
 def _as_float(leaf: Any) -> Any:
@@ -263,20 +250,13 @@ def _dtypes_of(node: Node) -> Sequence[torch.dtype]:
 
 def _round_in(node: Node, call: OpCall, errors: Any, arithmetic: str) -> Any:
     """Add what an op rounds more that the model computes with fewer bits than float32: as often as it rounds there."""
-    dtypes = _dtypes_of(node)
-    if (
-        arithmetic == MOVES
-        or isinstance(errors, tuple)
-        or not dtypes
-        or dtypes[0] not in (torch.float16, torch.bfloat16)
-    ):
+    dtype = next(iter(_dtypes_of(node)), None)
+    if arithmetic == MOVES or isinstance(errors, tuple) or dtype not in (torch.float16, torch.bfloat16):
         return errors
-    exact = replace(call, args=tree_map(_without_errors, call.args, is_leaf=_is_value))
+    exact = replace(call, args=tree_map(_without_errors, call.args, is_leaf=is_value))
     own = _find(PRIMITIVES, node.target).bound(exact)
     total = sum(own.values(), torch.zeros_like(call.result))
-    return add_error(
-        dict(errors), "function", total * (unit_of(dtypes[0]) / U - 1) + unit_of(dtypes[0]) * call.result.abs()
-    )
+    return add_error(dict(errors), "function", total * (UNITS[dtype] / U - 1) + UNITS[dtype] * call.result.abs())
 
 
 def _without_errors(leaf: Any) -> Any:

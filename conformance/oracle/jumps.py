@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     JUMP,
+    U64,
     Errors,
     OpCall,
     U,
@@ -29,19 +31,20 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 
-_UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: 2.0**-53}
+UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: U64}
+"""The unit roundoff of each float dtype."""
 
 
-def unit_of(dtype: torch.dtype) -> float:
-    """Return the unit roundoff of a float dtype."""
-    return _UNIT[dtype]
+def is_value(operand: Any) -> bool:
+    """Tell whether an operand is a Value, which is a leaf of a structure."""
+    return isinstance(operand, Value)
 
 
-def choose(result: Tensor, undecided: Tensor, size: float = math.inf) -> Tensor | Value:
+def choose(result: Tensor, undecided: Tensor) -> Tensor | Value:
     """Return integers or truth values, of which some are undecided; plain where none is."""
     if not bool(undecided.any()):
         return result
-    error = torch.where(undecided, size, 0.0).double().expand_as(result)
+    error = torch.where(undecided, math.inf, 0.0).double().expand_as(result)
     return Value(real=result, errors={JUMP: error}, dtype=result.dtype)
 
 
@@ -59,10 +62,8 @@ def real_of(operand: Any) -> Any:
 
 def _reals(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the exact operands of a call, its floats in float64."""
-    args = torch.utils._pytree.tree_map(real_of, call.args, is_leaf=lambda each: isinstance(each, Value))
-    doubled = torch.utils._pytree.tree_map(_double, args)
-    kwargs = {name: real_of(value) for name, value in call.kwargs.items()}
-    return doubled, kwargs
+    args = tree_map(lambda each: _double(real_of(each)), call.args, is_leaf=is_value)
+    return args, {name: real_of(value) for name, value in call.kwargs.items()}
 
 
 def _double(value: Any) -> Any:
@@ -79,7 +80,7 @@ def run_exactly(call: OpCall) -> Any:
 
 
 def _compare(call: OpCall) -> Any:
-    """X ⋛ y is undecided where |x − y| is within both errors."""
+    """A comparison x ⋛ y is undecided where |x − y| is within both errors."""
     x, y = map(as_operand, call.args[:2])
     error = x.error() + y.error()
     return choose(run_exactly(call), ((x.real - y.real).abs() <= error) & (error > 0))
@@ -114,11 +115,6 @@ def _depend(call: OpCall) -> Any:
     return choose(result, mask)
 
 
-def _is_special(call: OpCall) -> Any:
-    """Whether a value is no number, or infinite: the exact one is, or is not."""
-    return run_exactly(call)
-
-
 # -- roundings --------------------------------------------------------------------------------------------------------
 
 
@@ -151,11 +147,10 @@ def _divide_by_mode(call: OpCall) -> Any:
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
-def _remain(call: OpCall) -> Any:
-    """X − y·⌊x / y⌋ (or towards zero): e_x and |⌊x / y⌋|·e_y, and |y| where the quotient's jump is within the error."""
+def _remain(rounding: Callable[[Tensor], Tensor], call: OpCall) -> Any:
+    """The rest x − y·⌊x / y⌋, or towards zero: e_x and |⌊x / y⌋|·e_y; |y| where the jump is within the error."""
     x, y = map(as_operand, call.args[:2])
     result = run_exactly(call)
-    rounding = torch.floor if "remainder" in str(call.function) else torch.trunc
     quotient = x.real / y.real
     own = 4 * U * (x.real.abs() + y.real.abs())
     error = (x.error() + own + quotient.abs() * y.error()) / (y.real.abs() - y.error()).clamp(min=0)
@@ -173,8 +168,7 @@ def _remain(call: OpCall) -> Any:
 def _cast(call: OpCall) -> Any:
     """A cast: to fewer bits it rounds by half a step, to integers towards zero; truth values say what is not zero."""
     x, dtype = call.args[0], call.kwargs.get("dtype", *call.args[1:2])
-    value = x if isinstance(x, Value) else None
-    source = value.dtype if value is not None else x.dtype
+    source: torch.dtype = x.dtype
     dtype = source if dtype is None else dtype
     if not dtype.is_floating_point:
         if not source.is_floating_point:
@@ -185,14 +179,12 @@ def _cast(call: OpCall) -> Any:
         low, high = ((given.real + way * given.error()).trunc() for way in (-1, 1))
         return choose(given.real.trunc().to(dtype), low != high)
     given = as_operand(x)
-    is_number = source.is_floating_point or source is torch.bool
-    errors = {
-        cause: each if is_number else torch.where(each > 0, math.inf, 0.0) for cause, each in given.errors.items()
-    }
-    if source is torch.bool:
-        errors = {cause: (each > 0).double() for cause, each in errors.items()}
-    rounds = unit_of(dtype) > (unit_of(source) if source.is_floating_point else 0.0)
-    own = unit_of(dtype) * given.real.abs() + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    errors = dict(given.errors)
+    if not source.is_floating_point:
+        most = 1.0 if source is torch.bool else math.inf
+        errors = {cause: torch.where(each > 0, most, 0.0).double() for cause, each in errors.items()}
+    rounds = UNITS[dtype] > UNITS.get(source, 0.0)
+    own = UNITS[dtype] * given.real.abs() + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     if rounds and not (dtype is torch.float32 and bool((given.real.float().double() == given.real).all())):
         beyond = (given.real.abs() + given.error()) > torch.finfo(dtype).max
         add_error(errors, "function", torch.where(beyond & given.real.isfinite(), math.inf, own))
@@ -246,37 +238,34 @@ def find_alone(x: Value, axis: int, *, takes_first: bool) -> Tensor:
 
 def _find_place(call: OpCall) -> Any:
     """The place of the largest or the smallest: undecided where another is within the errors of both."""
-    x, (axis, keeps) = as_operand(call.args[0]), _read_axis(call)
-    result = run_exactly(call)
-    flat, along = (Value(real=x.real.flatten(), errors={"": x.error().flatten()}), 0) if axis is None else (x, axis)
-    alone = find_alone(flat, along, takes_first=True)
-    places = result if keeps and axis is not None else result.reshape(()) if axis is None else result.unsqueeze(axis)
-    picked = alone[places] if axis is None else alone.gather(axis, places)
-    mask = picked if axis is None or keeps else picked.squeeze(axis)
-    return choose(result, ~mask.reshape(result.shape))
+    x, result, axis = as_operand(call.args[0]), run_exactly(call), _read_axis(call, 1)
+    if axis is None:
+        x, axis = Value(real=x.real.flatten(), errors={JUMP: x.error().flatten()}), 0
+    alone = find_alone(x, axis, takes_first=True)
+    places = result.reshape(*alone.shape[:axis], 1, *alone.shape[axis % alone.dim() + 1 :])
+    return choose(result, ~alone.gather(axis, places).reshape(result.shape))
 
 
-def _read_axis(call: OpCall) -> tuple[int | None, bool]:
-    axis = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
-    keeps = call.args[2] if len(call.args) > 2 else call.kwargs.get("keepdim", False)
-    return axis, bool(keeps)
+def _read_axis(call: OpCall, position: int) -> int | None:
+    """The axis, which stands at a position among the arguments, or has its name; None: there is none."""
+    axis: int | None = call.args[position] if len(call.args) > position else call.kwargs.get("dim")
+    return axis
 
 
-def _rank(position: int, call: OpCall) -> Any:
+def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
     """Values in order: each is off by at most the largest error along the axis; places as above.
 
-    ``position``: of the axis among the arguments.
+    ``position``: of the axis among the arguments. ``takes_first``: of equal ones torch promises the first place.
     """
-    x, arguments = as_operand(call.args[0]), call.args
-    axis = int(call.kwargs.get("dim", arguments[position] if len(arguments) > position else -1))
+    x, found = as_operand(call.args[0]), _read_axis(call, position)
+    axis = -1 if found is None else found
     values, places = run_exactly(call)
     largest = {cause: error_of(cause)(x).amax(axis, keepdim=True) for cause in x.errors}
     is_reduced = values.dim() < x.real.dim()
     errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}
-    takes_first = "max" in str(call.function) or "min" in str(call.function) or bool(call.kwargs.get("stable"))
-    alone = find_alone(x, axis, takes_first=takes_first)
-    found = alone.gather(axis, places.unsqueeze(axis)).squeeze(axis) if is_reduced else alone.gather(axis, places)
-    return Value(real=values, errors=errors, dtype=call.args[0].dtype), choose(places, ~found)
+    alone = find_alone(x, axis, takes_first=takes_first or bool(call.kwargs.get("stable")))
+    kept = alone.gather(axis, places.unsqueeze(axis)).squeeze(axis) if is_reduced else alone.gather(axis, places)
+    return Value(real=values, errors=errors, dtype=call.args[0].dtype), choose(places, ~kept)
 
 
 def _pool(call: OpCall) -> Any:
@@ -291,7 +280,7 @@ def _pool(call: OpCall) -> Any:
 def _look_up(find_mask: Callable[[OpCall, Tensor], Tensor], call: OpCall) -> Any:
     """What is indexed: errors move with it; where an index is undecided, it may be any of the values."""
     source, *rest = call.args
-    places = torch.utils._pytree.tree_map(real_of, rest, is_leaf=_is_value)
+    places = tree_map(real_of, rest, is_leaf=is_value)
 
     def move(values: Tensor) -> Tensor:
         return call.function(values, *places, **call.kwargs)  # type: ignore[no-any-return]
@@ -307,10 +296,6 @@ def _look_up(find_mask: Callable[[OpCall, Tensor], Tensor], call: OpCall) -> Any
         reach = torch.maximum(high - result, result - low)
         add_error(errors, JUMP, torch.where(undecided, reach, 0.0))
     return Value(real=result, errors=errors, dtype=source.dtype)
-
-
-def _is_value(each: Any) -> bool:
-    return isinstance(each, Value)
 
 
 def _mask_of_gather(call: OpCall, result: Tensor) -> Tensor:
@@ -353,7 +338,7 @@ def _find_undecided_index(call: OpCall) -> Tensor:
 def _put(call: OpCall) -> Any:
     """Values that are put, or added, where indices say; with an undecided index, nothing is known of the result."""
     target, indices, values, *rest = call.args
-    places = torch.utils._pytree.tree_map(real_of, indices, is_leaf=_is_value)
+    places = tree_map(real_of, indices, is_leaf=is_value)
 
     def put(into: Tensor, what: Tensor) -> Tensor:
         return call.function(into, places, what, *rest, **call.kwargs)  # type: ignore[no-any-return]
@@ -399,17 +384,18 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(_COMPARISONS, _compare),
     **dict.fromkeys(_LOGIC, _combine),
     **dict.fromkeys(_DEPENDENT, _depend),
-    **dict.fromkeys(("isnan", "isinf"), _is_special),
+    **dict.fromkeys(("isnan", "isinf"), run_exactly),  # the exact value is no number, or infinite, or it is not
     **dict.fromkeys(_STEPS, _step),
     "bucketize": _find_bucket,
-    **dict.fromkeys(("remainder", "fmod"), _remain),
+    "remainder": partial(_remain, torch.floor),
+    "fmod": partial(_remain, torch.trunc),
     **dict.fromkeys(("_to_copy", "convert_element_type"), _cast),
     **dict.fromkeys(("div.Tensor_mode", "div.Scalar_mode", "floor_divide"), _divide_by_mode),
     "where": _select,
     **dict.fromkeys(("argmax", "argmin"), _find_place),
-    "sort": partial(_rank, 1),
-    **dict.fromkeys(("topk", "kthvalue"), partial(_rank, 2)),
-    **dict.fromkeys(("max.dim", "min.dim", "median.dim"), partial(_rank, 1)),
+    **dict.fromkeys(("sort", "median.dim"), partial(_rank, 1, False)),
+    **dict.fromkeys(("topk", "kthvalue"), partial(_rank, 2, False)),
+    **dict.fromkeys(("max.dim", "min.dim"), partial(_rank, 1, True)),
     **{f"max_pool{rank}d_with_indices": _pool for rank in (2, 3)},
     "scatter": _scatter,
     "gather": partial(_look_up, _mask_of_gather),

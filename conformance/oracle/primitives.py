@@ -30,6 +30,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     add_error,
     as_operand,
     bound_clamps,
+    bound_matrix_products,
     bound_moves,
     error_of,
     gamma,
@@ -136,7 +137,7 @@ _POLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _bound_unary(name: str, call: OpCall) -> Errors:
-    """Y = f(x): the chord to the farthest f(x ± e), and the evaluation of f."""
+    """A function y = f(x): the chord to the farthest f(x ± e), and the evaluation of f."""
     function = _UNARY[name]
 
     def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
@@ -160,7 +161,7 @@ def _bound_unary(name: str, call: OpCall) -> Errors:
 
 
 def _bound_sum(call: OpCall) -> Errors:
-    """X ± alpha·y: errors add up; alpha, its product and the sum round once each."""
+    """A sum x ± alpha·y: errors add up; alpha, its product and the sum round once each."""
     alpha = abs(call.kwargs.get("alpha", 1))
     return bound_by_slopes(
         2,
@@ -181,7 +182,7 @@ def _bound_product(call: OpCall) -> Errors:
 
 
 def _bound_quotient(call: OpCall) -> Errors:
-    """X / y: (e_x + |x / y|·e_y) / (|y| − e_y), unbounded where y may be zero. 1 / y and a product round γ₃."""
+    """A quotient x / y: (e_x + |x / y|·e_y) / (|y| − e_y), no bound where y may be zero; γ₃ by way of 1 / y."""
 
     def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
         least = values[1].real.abs() - values[1].error()
@@ -289,7 +290,7 @@ def _bound_largest(call: OpCall) -> Errors:
 
 
 def _bound_variance(gives_mean: bool, call: OpCall) -> Any:
-    """V = Σ(x − μ)² / (n − c): with x off by E at most, σ = √v moves by E, and v by E·(2σ + E).
+    """The variance v = Σ(x − μ)² / (n − c): with x off by E at most, σ = √v moves by E, and v by E·(2σ + E).
 
     Evaluated as mean x² − μ² (two passes are better) it has γₙ₊₁·A² from the squares, 2γₙ·A² from μ² and two roundings,
     A² the mean of x²: γ₃ₙ₊₃·A². A mean has γₙ₊₁ of the mean of |x|.
@@ -331,30 +332,6 @@ def _bound_log_softmax(call: OpCall) -> Errors:
     return add_error(errors, "function", own.expand_as(call.result))
 
 
-def _multiply(run: Callable[[Tensor, Tensor], Tensor], a: Value, b: Value, terms: int, roundings: int) -> Errors:
-    """Sums of products: |a|·e_b + e_a·|b| + e_a·e_b for each cause, and γ of as many terms and roundings."""
-    errors = {cause: propagate_product(run, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
-    return add_error(errors, "accumulation", gamma(terms + roundings) * run(a.real.abs(), b.real.abs()))
-
-
-def _bound_matrix_product(call: OpCall) -> Errors:
-    """A·B: n products and their sum."""
-    a, b = map(as_operand, call.args[:2])
-    return _multiply(call.function, a, b, a.real.shape[-1], 2)
-
-
-def _bound_affine(call: OpCall) -> Errors:
-    """β·C + α·A·B: as its parts; two roundings more for each factor."""
-    beta, alpha = (abs(call.kwargs.get(name, 1)) for name in ("beta", "alpha"))
-    added, a, b = map(as_operand, call.args[:3])
-    product = torch.ops.aten.bmm if a.real.dim() == 3 else torch.ops.aten.mm
-    errors = {cause: alpha * each for cause, each in _multiply(product, a, b, a.real.shape[-1], 4).items()}
-    for cause in added.errors:
-        add_error(errors, cause, (beta * error_of(cause)(added)).expand_as(call.result))
-    own = gamma(a.real.shape[-1] + 4) * beta * added.real.abs()
-    return add_error(errors, "accumulation", own.expand_as(call.result))
-
-
 def _bound_convolution(call: OpCall) -> Errors:
     """Σ x·w + b over n products: as ``bound_products`` of error_bounds.py, summed in floating point."""
     x, weight, bias, *options = call.args
@@ -365,7 +342,8 @@ def _bound_convolution(call: OpCall) -> Errors:
 
     is_transposed, groups = bool(options[3]), int(options[5])
     terms = (b.real[:, 0].numel() // groups) if is_transposed else b.real[0].numel()
-    errors = _multiply(run, a, b, terms, 3)
+    errors = {cause: propagate_product(run, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
+    add_error(errors, "accumulation", gamma(terms + 3) * run(a.real.abs(), b.real.abs()))
     if bias is not None:
         shape, added = (-1, *[1] * (a.real.dim() - 2)), as_operand(bias)
         for cause in added.errors:
@@ -380,14 +358,6 @@ def _bound_scattered(call: OpCall) -> Errors:
     terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
     count = max(as_operand(each).real.numel() for each in call.args if isinstance(each, (Tensor, Value)))
     return add_error(errors, "accumulation", gamma(count) * terms)
-
-
-def _bound_pooled(rank: int, call: OpCall) -> Errors:
-    """A mean over windows: as ``bound_windows``, summed in floating point."""
-    x = as_operand(call.args[0])
-    terms = x.real.shape[-rank:].numel()
-    absolute = call.evaluate(lambda value: value.real.abs())
-    return add_error(bound_moves(call), "accumulation", gamma(terms + 2) * absolute)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -472,12 +442,12 @@ PRIMITIVES: Mapping[str, OpRule] = {
     "var_mean": _rule(partial(_bound_variance, True)),
     "_softmax": _rule(bound_softmax),
     "_log_softmax": _rule(_bound_log_softmax),
-    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _rule(_bound_matrix_product)),
-    **dict.fromkeys(("addmm", "baddbmm"), _rule(_bound_affine)),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _rule(bound_matrix_products)),
+    **dict.fromkeys(("addmm", "baddbmm"), _rule(arithmetic.bound_affine_products)),
     "convolution": _rule(_bound_convolution),
     **dict.fromkeys(_SCATTERING, _rule(_bound_scattered)),
-    **{f"avg_pool{rank}d": _rule(partial(_bound_pooled, rank)) for rank in (1, 2, 3)},
-    **{f"_adaptive_avg_pool{rank}d": _rule(partial(_bound_pooled, rank)) for rank in (2, 3)},
+    **{f"avg_pool{rank}d": _rule(partial(arithmetic.bound_windows, rank)) for rank in (1, 2, 3)},
+    **{f"_adaptive_avg_pool{rank}d": _rule(partial(arithmetic.bound_windows, rank)) for rank in (2, 3)},
     **dict.fromkeys(_MOVING, _rule(arithmetic.bound_padding, MOVES)),
     **dict.fromkeys(("view", "_unsafe_view"), _rule(bound_moves, MOVES, view_in_any_layout)),
     "_reshape_alias": _rule(bound_moves, MOVES, lambda x, shape, strides: x.reshape(shape)),

@@ -40,9 +40,9 @@ from fx_quant_conformance.reports.verdicts import PASSING, Verdict
 
 MOST_NAMED = 5
 """Ops that no entry claims, which a message names."""
-MOST_UNDECIDED = 0.5
-"""The share of outputs beyond which the comparison end to end says nothing: a fault of one element is then hidden more
-often than seen."""
+LEAST_DECIDED = 0.5
+"""The share of an output below which a comparison says nothing: a fault of one element is then hidden more often than
+seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +149,14 @@ def _verify_numbers(
     unclaimed = read_unclaimed(whole)
     has_regions = not unclaimed and (is_blind or whole.verdict is not Verdict.VERIFIED)
     separate = [
-        (part, _judge_part(bench, name, part))
-        for part in cut_subgraphs(reference, batches)
-        if has_regions or not part.is_region
+        (part, _judge_part(bench, name, part)) for part in cut_subgraphs(reference, batches, with_regions=has_regions)
     ]
     if unclaimed:
         return _judge_by_parts(whole, unclaimed, separate)
     layers = [_make_layer(part, check) for part, check in separate]
     measured = replace(whole, statistics=replace(whole.statistics or Statistics(), layers=layers))
     combined = _combine(measured, separate)
-    is_shown = _share_decided(whole) >= (1.0 if takes_apart else 1 - MOST_UNDECIDED)
+    is_shown = _share_decided(whole) >= (1.0 if takes_apart else LEAST_DECIDED)
     if combined.verdict is not Verdict.VERIFIED or is_shown:
         return combined
     return _look_into(bench, combined, reference, batches, [part for part, _ in separate])
@@ -171,10 +169,10 @@ def _look_into(
     try:
         judged = judge_in_context(bench, check.claim, reference, batches, parts)
     except UntoldError as error:
-        return replace(check, message=f"{check.message}; within it nothing was seen: {error}")
-    shown = evidence(
-        {**check.evidence, **_count_decided([each for *_, own in judged for each in own], "decided_within")}
-    )
+        told = filter(None, (check.message, f"within it nothing was seen: {error}"))
+        return replace(check, message="; ".join(told))
+    seen = _count_decided([each for *_, own in judged for each in own], "decided_within")
+    shown = evidence({**check.evidence, **seen})
     wrong = next(((part, own) for part, own, _ in judged if own.failed), None)
     if wrong is None:
         added = f"{check.message}, and in context, on the values that it gives" if check.message else ""
@@ -363,10 +361,10 @@ def _pass(whole: Check, summary: str, regions: Sequence[tuple[Subgraph, Check]],
     if whole.verdict is not Verdict.VERIFIED:
         return replace(whole, message=f"{whole.message}; {summary}: it goes wrong in context", evidence=shown)
     decided = _share_decided(whole)
-    if decided >= 1 - MOST_UNDECIDED:
+    if decided >= LEAST_DECIDED:
         return replace(whole, message="", evidence=shown)
     text = f"end to end {decided:.1%} of the outputs are decided, which says nothing; {summary}"
-    is_open = [(part, check) for part, check in regions if _share_decided(check) < 1 - MOST_UNDECIDED]
+    is_open = [(part, check) for part, check in regions if _share_decided(check) < LEAST_DECIDED]
     if not is_open:
         return replace(whole, message=text, evidence=shown)
     region, check = is_open[0]

@@ -66,13 +66,15 @@ class _Recorder(Interpreter):
         return value
 
 
-def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[Subgraph]:
-    """Yield the quantized patterns of a reference model, in the order of the graph.
+def cut_subgraphs(
+    reference: GraphModule, batches: Sequence[Batch], *, with_regions: bool = False
+) -> Iterator[Subgraph]:
+    """Yield the quantized patterns of a reference model, in the order of the graph; then its float regions, if asked.
 
     Their inputs are those of the reference model on `batches`: real values on the grids, where it quantizes them. What
     nobody reads is decided about, and in no reference model.
     """
-    recorded = [_record(reference, batch) for batch in batches]
+    recorded = [record(reference, batch) for batch in batches]
     order = {node.name: number for number, node in enumerate(reference.graph.nodes)}
     decisions = explain(reference).plan.decisions
     quantized = [decision for decision in decisions if decision.is_quantized and decision.node in order]
@@ -80,7 +82,7 @@ def cut_subgraphs(reference: GraphModule, batches: Sequence[Batch]) -> Iterator[
         of_data = _cut_pattern(reference, decision, recorded)
         yield of_data if of_data.batches[0] else _cut_pattern(reference, decision, recorded, enters_constants=True)
     taken = {name for decision in quantized for name in decision.nodes}
-    for nodes in _find_regions(reference, taken, recorded[0]):
+    for nodes in _find_regions(reference, taken, recorded[0]) if with_regions else ():
         yield from _cut_region(reference, nodes, recorded)
 
 
@@ -141,7 +143,8 @@ def _cut_region(reference: GraphModule, inside: list[Node], recorded: list[dict[
         )
 
 
-def _record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
+def record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:
+    """Return the value of every node of a model on a batch."""
     recorder = _Recorder(reference)
     with torch.no_grad():
         recorder.run(*(value.clone() for value in batch))

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.conformance.oracle.grids import is_constant
+from fx_quant_conformance.conformance.whole_models.subgraphs import record
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 
 OTHER, SKIP, SWAP = "reads another value", "is left out", "reads its operands in the other order"
@@ -64,22 +65,9 @@ class Rewired(ReferenceBackend):
         return super().lower(model, example_inputs)
 
 
-class _Recorder(Interpreter):
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = value
-        return value
-
-    values: dict[Node, Any]
-
-
 def list_faults(model: GraphModule, batch: tuple[Tensor, ...]) -> Iterator[Fault]:
     """Yield what may be wired wrongly: ops without quantize and dequantize, whose operands have their shapes."""
-    recorder = _Recorder(model)
-    recorder.values = {}
-    with torch.no_grad():
-        recorder.run(*batch)
-    values, earlier = recorder.values, list[Node]()
+    values, earlier = record(model, batch), list[Node]()
     for node in model.graph.nodes:
         value = values.get(node)
         is_op = node.op.startswith("call_") and not is_quantize(node) and not is_dequantize(node)

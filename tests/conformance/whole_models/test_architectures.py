@@ -115,7 +115,7 @@ def test_every_quantized_pattern_is_cut_out_and_computes_what_it_does_in_the_who
     with torch.no_grad():
         recorder.run(*(value.clone() for value in inputs))
     nodes = {node.name: node for node in reference.graph.nodes}
-    parts = list(cut_subgraphs(reference, [inputs]))
+    parts = list(cut_subgraphs(reference, [inputs], with_regions=True))
     found = [subgraph for subgraph in parts if not subgraph.is_region]
     order = [list(nodes).index(subgraph.node) for subgraph in found]
     assert order == sorted(order)

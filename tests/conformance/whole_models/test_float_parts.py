@@ -86,3 +86,19 @@ def test_other_right_ways_are_not_refuted(variant: str) -> None:
         check = judge(backend, family)
         assert check.verdict is Verdict.UNSHOWN, (family, check.message)
     assert backend.mode.used > 3, "no family has what the variant computes"
+
+
+class Reticent(ReferenceBackend):
+    """Lowers no model with more than one result."""
+
+    def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Any:
+        """Raise for several results."""
+        if isinstance(reference_model.graph.output_node().args[0], tuple):
+            raise RuntimeError("one result at a time")
+        return super().lower(reference_model, example_inputs)
+
+
+def test_that_inner_values_are_not_returned_is_said() -> None:
+    check = judge(Reticent(), "Vision")
+    assert check.verdict is Verdict.UNSHOWN and "decided_within" not in evidence_of(check)
+    assert "patterns hold; within it nothing was seen: lower raised RuntimeError: one result at a time" in check.message
