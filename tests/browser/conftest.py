@@ -65,6 +65,12 @@ HEADER = {
 }
 
 
+def address(page: Any) -> str:
+    """The page's own address: the one that the driver keeps (`page.url`) follows a change by script later."""
+    found: str = page.evaluate("location.href")
+    return found
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -12,7 +12,7 @@ import pytest
 
 from fx_quant_conformance.reports.page import anchor
 from fx_quant_conformance.reports.verdicts import VERDICTS
-from tests.browser.conftest import COUNT
+from tests.browser.conftest import COUNT, address
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def title(page: Any, name: str, table: str = "#all-claims") -> Any:
 
 
 def query(page: Any) -> dict[str, list[str]]:
-    return parse_qs(urlsplit(page.url).query)
+    return parse_qs(urlsplit(address(page)).query)
 
 
 def severity(text: str) -> int:
@@ -133,12 +133,12 @@ def test_filter_and_order_stand_in_the_address(opened: Any, report: Path) -> Non
     for _ in range(2):
         title(page, "verdict").click()
     assert query(page) == {"q": ["conv2d + relu 2^"], "sort": ["4-descending"]}
-    assert urlsplit(page.url).fragment == anchor("shown")
+    assert urlsplit(address(page)).fragment == anchor("shown")
     assert page.evaluate("history.length") == steps  # going back leads out, not through all letters
     found = cells(page, "claim")
     assert 5 < len(found) < COUNT
 
-    again = opened(page.url)
+    again = opened(address(page))
     assert cells(again, "claim") == found
     assert again.input_value("#filter") == "conv2d + relu 2^"
     assert again.inner_text("#shown") == f"{len(found)} of {COUNT} claims"
@@ -146,7 +146,7 @@ def test_filter_and_order_stand_in_the_address(opened: Any, report: Path) -> Non
 
     again.fill("#filter", "")
     assert query(again) == {"sort": ["4-descending"]}
-    assert urlsplit(again.url).fragment == anchor("shown")
+    assert urlsplit(address(again)).fragment == anchor("shown")
     assert len(cells(again, "claim")) == COUNT
 
 
@@ -154,8 +154,8 @@ def test_an_address_that_makes_no_sense_leaves_the_order(opened: Any, report: Pa
     page = opened()
     order = cells(page, "claim")
     addresses = [f"{report.as_uri()}?sort={sort}" for sort in ("99-ascending", "4-sideways", "-1-ascending", "x")]
-    for address in addresses:
-        page.goto(f"{address}#nothing")
+    for one in addresses:
+        page.goto(f"{one}#nothing")
         assert page.locator("[aria-sort]").count() == 0
         assert cells(page, "claim") == order
     assert page.noted == [report.as_uri(), *addresses]
@@ -205,7 +205,7 @@ def test_slash_goes_to_the_filter_and_escape_clears_it(opened: Any, report: Path
     page = opened()
     for key in ("Control+/", "Meta+/", "Alt+/"):  # the browser's own
         page.keyboard.press(key)
-        assert page.url == report.as_uri()
+        assert address(page) == report.as_uri()
         assert page.evaluate("document.activeElement.tagName") == "BODY"
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "filter"

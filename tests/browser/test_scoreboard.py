@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fx_quant_conformance.reports.verdicts import VERDICTS, Verdict
+from tests.browser.conftest import address
 from tests.browser.test_navigation import query, title
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ def test_a_column_is_filtered_by_words_of_the_names_and_sorted_by_severity(opene
     assert all("conv" in row[0].lower() and "CRASHED" not in " ".join(row) for row in found)
     ranks = [severity(row[4]) for row in found]
     assert ranks == sorted(ranks) and len(set(ranks)) > 1
-    again = opened(board.url)
+    again = opened(address(board))
     assert rows(again) == found
     board.fill("#filter", "")
     title(board, "fbgemm", "#all-rows").click()
@@ -77,7 +78,7 @@ def test_differs_only_leaves_the_rows_in_which_backends_differ(opened: Any, boar
     both = [row for row in wanted if "linear" in " ".join(row).lower()]
     assert 0 < len(both) < len(wanted) and rows(board) == both
     assert query(board) == {"differs": ["only"], "q": ["linear"]}
-    again = opened(board.url)
+    again = opened(address(board))
     assert rows(again) == both and again.get_by_label("differs only").is_checked()
     board.keyboard.press("Escape")
     assert rows(board) == wanted and query(board) == {"differs": ["only"]}
