@@ -276,7 +276,7 @@ def bound_dot_products(call: OpCall) -> Errors:
 
 
 def bound_products(call: OpCall) -> Errors:
-    """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w for each cause.
+    """Σ x·w + b over n products: Σ|x|·e_w + e_x·|w| + e_x·e_w + e_b for each cause.
 
     A bias held as int32 of scale s_x·s_w is off by half such a step, and by what is beyond 2³¹ of them. Summing in
     floating point adds γₙ₊₃·(Σ|x|·|w| + |b|): n products, the bias, one rounding each where x and w are dequantized.
@@ -289,7 +289,11 @@ def bound_products(call: OpCall) -> Errors:
 
     errors = {cause: propagate_product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
     step = find_accumulator_step(call.function, x, w, call.result)
-    added = None if bias is None else bias.double().abs().reshape(-1, *[1] * (w.real.dim() - 2))
+    shape = (-1, *[1] * (w.real.dim() - 2))
+    computed = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
+    for cause in computed.errors if isinstance(computed, Value) else ():
+        add_error(errors, cause, error_of(cause)(computed).reshape(shape).expand_as(call.result))
+    added = None if bias is None else bias.double().abs().reshape(shape)
     if call.capabilities.int32_bias and added is not None and step is not None:
         beyond = (added - 2.0**31 * step).clamp(min=0.0)
         add_error(errors, "bias", (0.5 * step + beyond).expand_as(call.result))

@@ -47,6 +47,7 @@ from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
     NoOracleError,
     ends_of,
+    find_folded_nodes,
     find_nodes_left_in_float,
     grid_of,
     integers_of,
@@ -107,6 +108,7 @@ class Walk:
         self._constants: dict[Node, Any] = {}
         self._opened: dict[tuple[Node, str], InPrimitives] = {}
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
+        self._folded = frozenset(find_folded_nodes(model))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
         """Evaluate on inputs; return the exact result of each output tensor, in order.
@@ -199,7 +201,11 @@ class Walk:
             target if callable(target) else lambda value, *args, **kwargs: getattr(value, target)(*args, **kwargs)
         )
         if not any(isinstance(item, Value) for item in flatten((args, tuple(kwargs.values())))):
-            return function(*args, **kwargs)  # of attributes and plain data: float32, as the model computes it
+            rule = rule_of(target)
+            moves = rule is not None and rule.arithmetic == MOVES
+            if node in self._folded or moves or not any(map(_is_float_tensor, tree_leaves((args, kwargs)))):
+                return function(*args, **kwargs)  # as the model computes it
+            return self._decompose(node, function, args, kwargs)  # in float32, as the machine does
         if target in READS_SHAPE:
             return function(*map_values(args, lambda value: value.real.to(value.dtype), Tensor.clone))
         is_left = node in self._left_in_float
@@ -215,15 +221,19 @@ class Walk:
         *,
         op: Any,
         is_left: bool,
+        written: Any = None,
     ) -> Any:
-        """Call an op by its rule, if it has one for these operands; else by the primitives that it is made of."""
+        """Call an op by its rule, if it has one for these operands; else by the primitives that it is made of.
+
+        ``written``: the op as the model has it, if ``function`` is another, in float64.
+        """
         if rule is not None and all(value.real.is_floating_point() for value in _values_in(args, kwargs)):
             is_aten = isinstance(op, torch._ops.OpOverload)  # an op that no pattern names: float, as written
             try:
                 return self._call_op(rule, function, args, kwargs, op=op, is_left=is_left, sums_floats=is_aten)
             except NoOracleError:  # it has none for these
                 pass
-        return self._decompose(node, function, args, kwargs)
+        return self._decompose(node, written or function, args, kwargs)
 
     def _decompose(self, node: Node, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Evaluate an op by its primitives, in float32; what it changes in place is changed for what follows."""
@@ -301,12 +311,10 @@ class Walk:
             return self._call_op(_find_rule(function), function, args, {}, op=type(module), sums_floats=True)
         if hasattr(module, "get_quantized_weight"):
             return self._evaluate_own_reference(module, args, kwargs)
-        rule = rule_of(type(module))
-        if rule is None:
-            return self._decompose(node, run_module(module), args, kwargs)
-        function = rule.exact or self._copy_to_double(module)
         is_left = node in self._left_in_float
-        return self._call_op(rule, function, args, kwargs, op=type(module), is_left=is_left)
+        rule = rule_of(type(module))
+        double = None if rule is None else self._copy_to_double(module)
+        return self._call(node, rule, double, args, kwargs, op=type(module), is_left=is_left, written=run_module(module))
 
     def _evaluate_fused(
         self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: Node
@@ -451,6 +459,10 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
+
+
+def _is_float_tensor(operand: Any) -> bool:
+    return isinstance(operand, Tensor) and operand.is_floating_point()
 
 
 def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:

@@ -114,6 +114,15 @@ def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
             yield node
 
 
+def find_folded_nodes(model: GraphModule) -> Iterator[Node]:
+    """Yield the nodes that a weight is computed by, before it is quantized: the flow does so, and no machine."""
+    folded = set[Node]()
+    for node in reversed(model.graph.nodes):
+        if folded.intersection(node.users) or (is_quantize(node) and is_constant(node)):
+            folded.add(node)
+            yield node
+
+
 def ends_of(node: Node) -> tuple[int, int]:
     """Return the lowest and the highest integer that a quantize node gives. (CVT-09)
 

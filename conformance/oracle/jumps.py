@@ -317,7 +317,9 @@ def _mask_of_index(call: OpCall, result: Tensor) -> Tensor:
     places = [number for number, each in enumerate(call.args[1]) if each is not None]
     mask = _find_undecided_index(call)
     start = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
-    if mask.dim() == 0 or not bool(mask.any()):
+    if not bool(mask.any()):
+        return torch.zeros_like(result, dtype=torch.bool)
+    if mask.dim() == 0:
         return mask.expand_as(result)
     return mask.reshape([1] * start + [*mask.shape] + [1] * (result.dim() - start - mask.dim())).expand_as(result)
 

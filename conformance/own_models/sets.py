@@ -88,16 +88,34 @@ def _settle(model: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> nn.Modul
     return model.eval()
 
 
+class _Detector(nn.Module):
+    """What a detector quantizes: its backbone and its head, which give classes and boxes of all places and scales.
+
+    Anchors, the choice of boxes, and what is cut out of the image around them are code on a CPU.
+    """
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone = detector.backbone
+        self.head = detector.rpn.head if hasattr(detector, "rpn") else detector.head
+
+    def forward(self, images: Tensor) -> Any:
+        """Return what the head gives for the features of a batch of images."""
+        return self.head(list(self.backbone(images).values()))
+
+
 class _Torchvision:
     """torchvision.models."""
 
     def __init__(self) -> None:
         self._models = _import("torchvision.models")
 
+    def _list(self, *modules: Any) -> list[str]:
+        return [name for module in modules for name in self._models.list_models(module=module)]
+
     def list_models(self) -> Sequence[str]:
-        """Return the names of the classifiers."""
-        names: Sequence[str] = self._models.list_models(module=self._models)
-        return names
+        """Return the names of the models for images: classifiers, segmentation, detectors."""
+        return self._list(self._models, self._models.segmentation, self._models.detection)
 
     def create(self, name: str) -> tuple[nn.Module, int]:
         """Return a model, and the height and width of its images.
@@ -106,9 +124,14 @@ class _Torchvision:
         of torchvision, which the backend's process would have to import.
         """
         side = _SIDES.get(name, SIDE)
-        sized = {"image_size": side} if name.startswith("vit_") else {}
-        arguments = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
-        model: nn.Module = self._models.get_model(name, weights=None, **sized, **arguments)
+        arguments: dict[str, Any] = {"image_size": side} if name.startswith("vit_") else {}
+        if name in ("googlenet", "inception_v3"):
+            arguments["init_weights"] = True
+        if name not in self._list(self._models):
+            arguments["weights_backbone"] = None
+        model: nn.Module = self._models.get_model(name, weights=None, **arguments)
+        if name in self._list(self._models.detection):
+            model = _Detector(model)
         for path, module in list(model.named_modules()):
             if type(module).__name__ == "StochasticDepth":
                 model.set_submodule(path, nn.Identity())
@@ -156,7 +179,7 @@ _SETS: Mapping[str, Callable[[], _Torchvision | _Timm | _Transformers]] = {
     "timm": _Timm,
     "transformers": _Transformers,
 }
-_SIDES = {"inception_v3": 96}
+_SIDES = {"inception_v3": 96, "ssd300_vgg16": 300}
 """Models of torchvision whose images must be larger."""
 
 

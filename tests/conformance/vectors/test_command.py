@@ -193,7 +193,7 @@ def _judge_some(options: Options, claims: Sequence[str]) -> None:
 
 @pytest.mark.slow
 def test_one_call_runs_many_cases(board: Board, tmp_path: Path) -> None:
-    file = write_command(tmp_path, board, {board.cases[CLAIMS[8]][0]: "leave_a_child"}, batch=64)
+    file = write_command(tmp_path, board, {board.cases[CLAIMS[8]][0]: "leave_a_child"}, batch=64, timeout=60)
     run_side_by_side(file, tmp_path / "report", CLAIMS)
     calls = [path.read_text().split() for path in (tmp_path / "log").iterdir()]
     assert Counter(case for call in calls for case in call) == Counter(chain(*board.cases.values()))
@@ -217,7 +217,7 @@ def test_a_case_is_tried_as_often_as_the_file_says_and_nothing_of_an_earlier_run
 def test_no_more_calls_than_devices_run_at_once(board: Board, tmp_path: Path) -> None:
     running = tmp_path / "running"
     running.mkdir()
-    file = write_command(tmp_path, board, {}, batch=1, running=running)
+    file = write_command(tmp_path, board, {}, batch=1, running=running, timeout=60)
     run_side_by_side(file, tmp_path / "report", CLAIMS[:2])
     assert {path.read_text() for path in tmp_path.glob("most-*")} == {"1"}
 

@@ -81,11 +81,16 @@ def test_wiring_faults_are_found(family: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_right_ways_are_not_refuted(variant: str) -> None:
-    backend = HonestFloats(VARIANTS[variant])
+    backend, tried = HonestFloats(VARIANTS[variant]), 0
     for family in FAMILIES:
-        check = judge(backend, family)
+        reference, batches = quantized(family)
+        used = backend.mode.used
+        backend.lower(reference, batches[0])(*batches[0])
+        if backend.mode.used == used:  # it has nothing that the variant computes
+            continue
+        check, tried = judge(backend, family), tried + 1
         assert check.verdict is Verdict.UNSHOWN, (family, check.message)
-    assert backend.mode.used > 3, "no family has what the variant computes"
+    assert tried >= 2, "hardly a family has what the variant computes"
 
 
 class Reticent(ReferenceBackend):
