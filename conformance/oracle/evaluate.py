@@ -312,9 +312,9 @@ class Walk:
         if hasattr(module, "get_quantized_weight"):
             return self._evaluate_own_reference(module, args, kwargs)
         is_left = node in self._left_in_float
-        rule = rule_of(type(module))
+        rule, written = rule_of(type(module)), run_module(module)
         double = None if rule is None else self._copy_to_double(module)
-        return self._call(node, rule, double, args, kwargs, op=type(module), is_left=is_left, written=run_module(module))
+        return self._call(node, rule, double, args, kwargs, op=type(module), is_left=is_left, written=written)
 
     def _evaluate_fused(
         self, module: nn.Sequential, args: tuple[Any, ...], kwargs: Mapping[str, Any], node: Node
