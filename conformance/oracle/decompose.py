@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     JUMP,
     MOVES,
@@ -30,7 +31,9 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     Value,
     add_error,
     bound_dequantizing,
+    is_inexact,
     settle_errors,
+    widen,
 )
 from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
@@ -49,11 +52,31 @@ def _find(table: Mapping[str, Any], op: Any) -> Any:
     return table.get(name) or table.get(name.partition(".")[0])
 
 
+def _open_trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    axes: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """The sum of products of three tensors, each with axes put in; torch has no decomposition of it."""
+    for axis in expand_a:
+        a = a.unsqueeze(axis)
+    for axis in expand_b:
+        b = b.unsqueeze(axis)
+    for axis in expand_c:
+        c = c.unsqueeze(axis)
+    return (a * b * c).sum(tuple(axes))
+
+
 _TABLE: dict[Any, Callable[..., Any]] = {
     op: decompose
     for op, decompose in torch._decomp.decomposition_table.items()
     if _find(PRIMITIVES, op) is None and _find(JUMPS, op) is None
-}
+} | {torch.ops.aten._trilinear.default: _open_trilinear}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +207,9 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     leaves = tree_leaves((args, dict(kwargs)), is_leaf=is_value)
     rule, jump = _find(PRIMITIVES, target), _find(JUMPS, target)
     has_values = any(map(is_value, leaves))
-    has_floats = any(isinstance(each, Tensor) and each.is_floating_point() for each in leaves)
+    has_floats = any(isinstance(each, Tensor) and is_inexact(each) for each in leaves)
+    if rule is not None and rule.arithmetic != MOVES and target.overloadpacket.__name__ not in (*COMPLEX, *ARITHMETIC):
+        rule = None if any(map(_is_complex, leaves)) else rule
     if not has_values and (not has_floats or (rule is not None and rule.arithmetic == MOVES) or not (rule or jump)):
         return target(*args, **kwargs)  # creation, sizes, integers: exact
     call = OpCall(function=target, args=args, kwargs=kwargs, capabilities=capabilities)
@@ -204,6 +229,10 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
         return _settle(tree_map(_leave_open, result), node)
     call = replace(call, result=result)
     return _settle(_join(result, _round_in(node, call, rule.bound(call), rule.arithmetic)), node)
+
+
+def _is_complex(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, Value)) and real_of(leaf).is_complex()
 
 
 def _as_example(leaf: Any) -> Any:
@@ -228,16 +257,16 @@ def _leave_open(result: Any) -> Any:
 
 def _as_float(leaf: Any) -> Any:
     """A float tensor of the model is exact."""
-    if isinstance(leaf, Tensor) and leaf.is_floating_point():
-        return Value(real=leaf.detach().double(), dtype=leaf.dtype)
-    if isinstance(leaf, Value) and not leaf.real.is_floating_point():
-        return replace(leaf, real=leaf.real.double())
+    if isinstance(leaf, Tensor) and is_inexact(leaf):
+        return Value(real=widen(leaf.detach()), dtype=leaf.dtype)
+    if isinstance(leaf, Value):
+        return replace(leaf, real=widen(leaf.real))
     return leaf
 
 
 def _as_number(leaf: Any) -> Any:
     """A tensor that is moved: as number, whatever it holds."""
-    return Value(real=leaf.double(), dtype=leaf.dtype) if isinstance(leaf, Tensor) else _as_float(leaf)
+    return Value(real=widen(leaf), dtype=leaf.dtype) if isinstance(leaf, Tensor) else _as_float(leaf)
 
 
 def _in_double(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +301,9 @@ def _settle(value: Any, node: Node) -> Any:
         if not isinstance(each, Value):
             return each
         errors = settle_errors(each.real, each.errors)
-        if not dtype.is_floating_point and each.real.is_floating_point():  # integers, computed as numbers
+        if not dtype.is_floating_point and each.real.is_floating_point():  # integers, computed as numbers: none rounds
+            undecided = replace(each, errors=errors).error() >= 0.5
+            errors = {cause: torch.where(undecided, error, 0.0) for cause, error in errors.items()}
             return replace(each, real=each.real.round().to(dtype), errors=errors, dtype=dtype)
         return replace(each, errors=errors, dtype=dtype)
 

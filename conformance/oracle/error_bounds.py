@@ -133,20 +133,30 @@ def flatten(structure: Any) -> list[Any]:
     return [structure]
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, or of complex numbers of two."""
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds what rounds: floats or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def as_value(operand: Any, dtype: torch.dtype = torch.float64) -> Value:
     """Return an operand as a Value; a number (rounded to `dtype`) or a constant tensor has no error."""
     if isinstance(operand, Value):
         return operand
-    return Value(real=(operand if isinstance(operand, Tensor) else torch.tensor(operand, dtype=dtype)).double())
+    return Value(real=widen(operand if isinstance(operand, Tensor) else torch.tensor(operand, dtype=dtype)))
 
 
 def as_operand(operand: Any) -> Value:
     """Return an operand of float arithmetic: integers as numbers, and a number with what float32 rounds of it."""
     if isinstance(operand, (Value, Tensor)):
         value = as_value(operand)
-        return value if value.real.dtype is torch.float64 else replace(value, real=value.real.double())
-    real = torch.tensor(float(operand), dtype=torch.float64)
-    rounded = (real.float().double() - real).abs()
+        return replace(value, real=widen(value.real))
+    real = widen(torch.tensor(operand if isinstance(operand, complex) else float(operand), dtype=None))
+    rounded = (widen(real.to(torch.complex64 if real.is_complex() else torch.float32)) - real).abs()
     return Value(real=real, errors={"function": rounded} if bool(rounded > 0) else {})
 
 
@@ -290,8 +300,9 @@ def bound_products(call: OpCall) -> Errors:
     errors = {cause: propagate_product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
     step = find_accumulator_step(call.function, x, w, call.result)
     shape = (-1, *[1] * (w.real.dim() - 2))
-    computed = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
-    for cause in computed.errors if isinstance(computed, Value) else ():
+    given = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
+    computed = given if isinstance(given, Value) else Value(real=torch.empty(0))
+    for cause in computed.errors:
         add_error(errors, cause, error_of(cause)(computed).reshape(shape).expand_as(call.result))
     added = None if bias is None else bias.double().abs().reshape(shape)
     if call.capabilities.int32_bias and added is not None and step is not None:

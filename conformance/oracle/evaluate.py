@@ -39,10 +39,11 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     bound_evaluation,
     find_accumulator_step,
     flatten,
+    is_inexact,
     map_values,
     settle_errors,
 )
-from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_value
+from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_by_channel, round_value
 from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
     NoOracleError,
@@ -206,8 +207,11 @@ class Walk:
             if node in self._folded or moves or not any(map(_is_float_tensor, tree_leaves((args, kwargs)))):
                 return function(*args, **kwargs)  # as the model computes it
             return self._decompose(node, function, args, kwargs)  # in float32, as the machine does
+        if target is getattr and not isinstance(args[0], Value):  # one of several results, by its name
+            return function(*args)
         if target in READS_SHAPE:
-            return function(*map_values(args, lambda value: value.real.to(value.dtype), Tensor.clone))
+            read = function(*map_values(args, lambda value: value.real.to(value.dtype), Tensor.clone))
+            return read if not isinstance(read, Tensor) else self._decompose(node, function, args, kwargs)
         is_left = node in self._left_in_float
         return self._call(node, rule_of(target), function, args, kwargs, op=target, is_left=is_left)
 
@@ -262,6 +266,10 @@ class Walk:
 
     def _round(self, node: Node, value: Value) -> Quantized:
         """A value on the grid of the node that rounds it, with the steps by which a right backend may differ."""
+        if node.op != "call_module":
+            scales, zero_points, axis = qparams_of(self.model, node)
+            if axis is not None:
+                return round_by_channel(value, node, scales, zero_points, axis)
         return round_value(value, node, self._grid_of(node), self._choose_requantize(value))
 
     def _dequantize(self, quantized: Any) -> Any:
@@ -462,7 +470,7 @@ def _read_discrete(value: Value | Tensor) -> Exact:
 
 
 def _is_float_tensor(operand: Any) -> bool:
-    return isinstance(operand, Tensor) and operand.is_floating_point()
+    return isinstance(operand, Tensor) and is_inexact(operand)
 
 
 def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U, Value
-from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U, Value, error_of
+from fx_quant_conformance.conformance.oracle.grids import Grid, make_grid
 from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_requantizing, find_target
 
 FLOATS_DECIDED = 2.0**-8
@@ -136,3 +136,15 @@ def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) ->
     low, high = lowest.ceil().clamp(grid.low, grid.high), highest.floor().clamp(grid.low, grid.high)
     integers = target.centre.round().clamp(low, high)
     return Quantized(integers=integers, node=node, computed=value, tie_ambiguity=high - low)
+
+
+def round_by_channel(value: Value, node: Node, scales: Tensor, zero_points: Tensor, axis: int) -> Quantized:
+    """The same of a value with a grid for each channel, such as a weight that a model computes of its inputs."""
+    parts = []
+    for channel, (scale, zero_point) in enumerate(zip(scales, zero_points, strict=True)):
+        errors = {cause: error_of(cause)(value).narrow(axis, channel, 1) for cause in value.errors}
+        part = Value(real=value.real.narrow(axis, channel, 1), errors=errors, tolerance=value.tolerance)
+        parts.append(round_value(part, node, make_grid(node, float(scale), int(zero_point)), FLOAT32))
+    reach = [each.integers * 0 if each.tie_ambiguity is None else each.tie_ambiguity for each in parts]
+    integers = torch.cat([each.integers for each in parts], axis)
+    return Quantized(integers=integers, node=node, computed=value, tie_ambiguity=torch.cat(reach, axis))

@@ -140,11 +140,18 @@ def is_static(node: Node) -> bool:
 
 
 def grid_of(model: GraphModule, node: Node) -> Grid:
-    """Return the grid of a per-tensor quantize node."""
-    scale, zero_point, _ = qparams_of(model, node)
+    """Return the grid of a per-tensor quantize node. Raises NoOracleError for one that has a grid for each channel."""
+    scale, zero_point, axis = qparams_of(model, node)
+    if axis is not None:
+        raise NoOracleError(f"{node} has a grid for each channel")
+    return make_grid(node, float(scale), int(zero_point))
+
+
+def make_grid(node: Node, scale: float, zero_point: int) -> Grid:
+    """Return the grid that a quantize node has for a scale and a zero point."""
     low, high = ends_of(node)
     name = str(node.args[-1]).removeprefix("torch.")
-    return Grid(scale=float(scale), zero_point=int(zero_point), low=low, high=high, dtype=name)
+    return Grid(scale=scale, zero_point=zero_point, low=low, high=high, dtype=name)
 
 
 def placeholder_grids(model: GraphModule) -> list[Grid | None]:
@@ -159,7 +166,8 @@ def place_on_grids(model: GraphModule, batch: Sequence[Tensor]) -> tuple[Tensor,
 
 
 def _find_grid(model: GraphModule, node: Node) -> Grid | None:
-    return next((grid_of(model, user) for user in node.users if is_static(user)), None)
+    found = (user for user in node.users if is_static(user) and qparams_of(model, user)[2] is None)
+    return next((grid_of(model, user) for user in found), None)
 
 
 def list_unclaimed(model: GraphModule) -> list[str]:

@@ -141,7 +141,8 @@ def _divide_by_mode(call: OpCall) -> Any:
     rounding = torch.trunc if call.kwargs.get("rounding_mode") == "trunc" else torch.floor
     quotient = x.real / y.real
     least = y.real.abs() - y.error()
-    error = torch.where(least > 0, (x.error() + quotient.abs() * y.error()) / least, math.inf) + 3 * U * quotient.abs()
+    own = 3 * U * quotient.abs() if any(map(_is_float, call.args[:2])) else 0.0  # integers do not round
+    error = torch.where(least > 0, (x.error() + quotient.abs() * y.error()) / least, math.inf) + own
     result = rounding(quotient)
     moved = torch.maximum(rounding(quotient + error) - result, result - rounding(quotient - error))
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
@@ -152,7 +153,8 @@ def _remain(rounding: Callable[[Tensor], Tensor], call: OpCall) -> Any:
     x, y = map(as_operand, call.args[:2])
     result = run_exactly(call)
     quotient = x.real / y.real
-    own = 4 * U * (x.real.abs() + y.real.abs())
+    unit = U if any(map(_is_float, call.args[:2])) else 0.0  # integers do not round
+    own = 4 * unit * (x.real.abs() + y.real.abs())
     error = (x.error() + own + quotient.abs() * y.error()) / (y.real.abs() - y.error()).clamp(min=0)
     jumps = rounding(quotient - error) != rounding(quotient + error)
     errors: Errors = {}
@@ -170,6 +172,9 @@ def _cast(call: OpCall) -> Any:
     x, dtype = call.args[0], call.kwargs.get("dtype", *call.args[1:2])
     source: torch.dtype = x.dtype
     dtype = source if dtype is None else dtype
+    if dtype.is_complex:
+        given = as_operand(x)
+        return Value(real=given.real.to(torch.complex128), errors=given.errors, dtype=dtype)
     if not dtype.is_floating_point:
         if not source.is_floating_point:
             return choose(real_of(x).to(dtype), undecided_of(x))
@@ -273,6 +278,15 @@ def _pool(call: OpCall) -> Any:
     x = as_operand(call.args[0])
     values, places = run_exactly(call)
     errors = {cause: call.function(error_of(cause)(x), *call.args[1:])[0] for cause in x.errors}
+    total = sum(errors.values(), torch.zeros_like(values))
+    return Value(real=values, errors=errors), choose(places, total > 0)
+
+
+def _run_along(call: OpCall) -> Any:
+    """The largest or smallest so far: off by the largest error so far; where it was is undecided if anything is off."""
+    x, axis = as_operand(call.args[0]), int(call.args[1])
+    values, places = run_exactly(call)
+    errors = {cause: error_of(cause)(x).cummax(axis).values for cause in x.errors}
     total = sum(errors.values(), torch.zeros_like(values))
     return Value(real=values, errors=errors), choose(places, total > 0)
 
@@ -398,7 +412,8 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(("sort", "median.dim"), partial(_rank, 1, False)),
     **dict.fromkeys(("topk", "kthvalue"), partial(_rank, 2, False)),
     **dict.fromkeys(("max.dim", "min.dim"), partial(_rank, 1, True)),
-    **{f"max_pool{rank}d_with_indices": _pool for rank in (2, 3)},
+    **{name: _pool for rank in (2, 3) for name in (f"max_pool{rank}d_with_indices", f"adaptive_max_pool{rank}d")},
+    **dict.fromkeys(("cummax", "cummin"), _run_along),
     "scatter": _scatter,
     "gather": partial(_look_up, _mask_of_gather),
     "index_select": partial(_look_up, _mask_of_select),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fx_quant_conformance.conformance.oracle import error_bounds_arithmetic as arithmetic
+from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
 from fx_quant_conformance.conformance.oracle.error_bounds import (
     FUNCTION,
     MOVES,
@@ -139,6 +140,8 @@ _POLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _bound_unary(name: str, call: OpCall) -> Errors:
     """A function y = f(x): the chord to the farthest f(x ± e), and the evaluation of f."""
     function = _UNARY[name]
+    if call.values()[0].real.is_complex():  # its length
+        return bound_by_slopes(1, lambda call, values: (1.0,), lambda call, values: _FUNCTION * call.result, call)
 
     def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
         x, error = values[0].real, values[0].error()
@@ -160,13 +163,24 @@ def _bound_unary(name: str, call: OpCall) -> Errors:
 # -- arithmetic of two ------------------------------------------------------------------------------------------------
 
 
+def _round_once(call: OpCall, values: Sequence[Value]) -> Tensor:
+    """What one rounding makes; nothing of an exact result that float32 has, of operands without an error."""
+    result: Tensor = call.result
+    if result.is_complex():
+        return 3 * U * result.abs()
+    is_exact = result.float().double() == result
+    for value in values:
+        is_exact = is_exact & (value.error() == 0)
+    return torch.where(is_exact, 0.0, U * result.abs())
+
+
 def _bound_sum(call: OpCall) -> Errors:
     """A sum x ± alpha·y: errors add up; alpha, its product and the sum round once each."""
     alpha = abs(call.kwargs.get("alpha", 1))
     return bound_by_slopes(
         2,
         lambda call, values: (1.0, float(alpha)),
-        lambda call, values: U * call.result.abs() + (0.0 if alpha == 1 else 2 * U * alpha * values[1].real.abs()),
+        lambda call, values: _round_once(call, values) + (0.0 if alpha == 1 else 2 * U * alpha * values[1].real.abs()),
         call,
     )
 
@@ -174,10 +188,7 @@ def _bound_sum(call: OpCall) -> Errors:
 def _bound_product(call: OpCall) -> Errors:
     """x·y: |y| + e_y times the error of x, |x| times that of y; the product rounds once."""
     return bound_by_slopes(
-        2,
-        lambda call, values: (values[1].real.abs() + values[1].error(), values[0].real.abs()),
-        lambda call, values: U * call.result.abs(),
-        call,
+        2, lambda call, values: (values[1].real.abs() + values[1].error(), values[0].real.abs()), _round_once, call
     )
 
 
@@ -189,7 +200,8 @@ def _bound_quotient(call: OpCall) -> Errors:
         inverse = torch.where(least > 0, 1 / least, math.inf)
         return inverse, call.result.abs() * inverse
 
-    return bound_by_slopes(2, slopes, lambda call, values: gamma(3) * call.result.abs(), call)
+    roundings = 8 if call.result.is_complex() else 3
+    return bound_by_slopes(2, slopes, lambda call, values: gamma(roundings) * call.result.abs(), call)
 
 
 def _bound_power(call: OpCall) -> Errors:
@@ -235,6 +247,11 @@ def _bound_angle(call: OpCall) -> Errors:
         return both, both
 
     return bound_by_slopes(2, slopes, lambda call, values: _FUNCTION * call.result.abs(), call)
+
+
+def _bound_length(call: OpCall) -> Errors:
+    """√(x² + y²): slopes of at most 1."""
+    return bound_by_slopes(2, lambda call, values: (1.0, 1.0), lambda call, values: _FUNCTION * call.result.abs(), call)
 
 
 def _bound_larger(call: OpCall) -> Errors:
@@ -332,6 +349,31 @@ def _bound_log_softmax(call: OpCall) -> Errors:
     return add_error(errors, "function", own.expand_as(call.result))
 
 
+def _bound_running_logarithm(call: OpCall) -> Errors:
+    """A running log Σ eˣʲ: off by the largest error so far; its own evaluation as that of a logarithm of softmax."""
+    x, axis = as_operand(call.args[0]), int(call.args[1])
+    errors = {cause: error_of(cause)(x).cummax(axis).values for cause in x.errors}
+    below = x.real.cummax(axis).values - x.real.cummin(axis).values
+    own = EXP + gamma(x.real.shape[axis] if x.real.dim() else 1) + U * below + 4 * U * (below + call.result.abs())
+    return add_error(errors, "function", own)
+
+
+def _bound_distances(call: OpCall) -> Errors:
+    """Distances r of rows of n elements, for p = 2 alone: off by the lengths of the errors of both rows.
+
+    Evaluated as √(x² + y² − 2x·y), which rounds by δ = γ₂ₙ₊₄·(|x| + |y|)²: the root by at most √δ, and by δ / r.
+    """
+    x, y = map(as_operand, call.args[:2])
+    lengths = [each.real.norm(dim=-1) for each in (x, y)]
+    errors: Errors = {}
+    for cause in call.causes():
+        moved = [error_of(cause)(each).norm(dim=-1) for each in (x, y)]
+        errors[cause] = moved[0].unsqueeze(-1) + moved[1].unsqueeze(-2)
+    spread = gamma(2 * x.real.shape[-1] + 4) * (lengths[0].unsqueeze(-1) + lengths[1].unsqueeze(-2)).square()
+    own = torch.minimum(spread.sqrt(), spread / call.result.clamp(min=_TINY)) + _FUNCTION * call.result
+    return add_error(errors, "accumulation", own if float(call.args[2]) == 2 else torch.full_like(own, math.inf))
+
+
 def _bound_convolution(call: OpCall) -> Errors:
     """Σ x·w + b over n products: as ``bound_products`` of error_bounds.py, summed in floating point."""
     x, weight, bias, *options = call.args
@@ -426,12 +468,16 @@ def _rule(bound: Callable[[OpCall], Any], kind: str = FUNCTION, exact: Callable[
 
 
 PRIMITIVES: Mapping[str, OpRule] = {
+    **COMPLEX,
     **{name: _rule(partial(_bound_unary, name)) for name in _UNARY},
     **dict.fromkeys(("add", "sub"), _rule(_bound_sum)),
     "mul": _rule(_bound_product),
     "div": _rule(_bound_quotient),
     "pow": _rule(_bound_power),
     "atan2": _rule(_bound_angle),
+    "hypot": _rule(_bound_length),
+    "logcumsumexp": _rule(_bound_running_logarithm),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), _rule(_bound_distances)),
     **dict.fromkeys(("maximum", "minimum", "clamp"), _rule(_bound_larger)),
     "sum": _rule(_bound_total),
     "mean": _rule(arithmetic.bound_means),

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.oracle import dynamic
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step, gamma
+from fx_quant_conformance.conformance.oracle.error_bounds import (
+    OpCall,
+    U,
+    Value,
+    as_value,
+    find_accumulator_step,
+    gamma,
+)
 from fx_quant_conformance.refimpl.legacy import nnqr
 from fx_quant_conformance.refimpl.legacy.weights import read_integers
 
@@ -281,9 +288,10 @@ def _read_states(initial: Any, shape: tuple[int, ...], kind: RecurrentClass, new
     """The initial states, with an axis of batches where they have none."""
     if initial is None:
         return (Value(real=torch.zeros(shape, dtype=torch.float64)),) * kind.states
+    given = map(as_value, initial)  # the model may make them: zeros
     if new_axis is None:
-        return tuple(initial)
-    return tuple(_change(state, lambda tensor: tensor.unsqueeze(new_axis)) for state in initial)
+        return tuple(given)
+    return tuple(_change(state, lambda tensor: tensor.unsqueeze(new_axis)) for state in given)
 
 
 def _change(value: Value, change: Callable[[Tensor], Tensor]) -> Any:

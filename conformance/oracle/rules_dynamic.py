@@ -98,8 +98,8 @@ def _cast(walk: Walker, node: Node) -> Any:
 
 def _get_item(walk: Walker, node: Node) -> Any:
     """Pick one of several results."""
-    value, index = cast(tuple[Node, Any], node.args)
-    picked = walk.values[value]
+    value, index = cast(tuple[Any, Any], node.args)
+    picked: Any = torch.fx.node.map_arg(value, walk.values.__getitem__)  # of one node, or of a list of them
     if not isinstance(picked, (tuple, list)):
         raise NoOracleError(f"no rule in the oracle's table for {node}: it picks from {type(picked).__name__}")
     return picked[index]

@@ -111,7 +111,7 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
         text = cut(format_error(error), MOST_SAID)
         raise ModelSpecError(f"torch.export does not take the model: {text}") from error
     try:
-        calls = read_calls(program, config.configs)
+        calls = read_calls(program, config.configs, _WHOLE)
         found = _find_calls(program, given, calls)
         return _write(exported, program, copy.deepcopy(given.model).eval(), found)
     except Exception as error:

@@ -43,12 +43,12 @@ def judge_in_context(
         comparisons: list[Comparison] = []
         for number, values in enumerate(told):
             place = Where(input=f"batch {number}, in context")
-            inputs = tuple(_read_inputs(part, number, values))
             outputs = [values[each] for each in part.gives]
             output = outputs if len(outputs) > 1 else outputs[0]
             try:
+                inputs = tuple(_read_inputs(part, number, values))
                 comparisons += compare_all(place, walk.exact(inputs), output, grids, moves_only=part.moves_only)
-            except NoOracleError:  # it has none alone either, which is said there
+            except NoOracleError:  # alone it has none either, which is said there; or what it reads is not given
                 continue
         judged.append((part, judge_comparisons(name, comparisons), comparisons))
     return judged
@@ -89,8 +89,21 @@ def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, in
 
 
 def _read_inputs(part: Subgraph, number: int, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Yield the inputs of a part: what the model gave; of integers and of items what the reference model has."""
+    """Yield the inputs of a part: what the model gave; of integers beyond what the reference model has, its own.
+
+    Raises NoOracleError if the model did not give a float value: that of the reference model may rightly be another.
+    """
     for name, own in zip(part.reads, part.batches[number], strict=True):
         given = values.get(name)
-        is_float = isinstance(given, Tensor) and given.dtype is torch.float32 and given.shape == own.shape
-        yield given if is_float and given is not None else own
+        if isinstance(given, Tensor) and given.shape == own.shape and _may_stand_for(given, own):
+            yield given.to(own.dtype)
+        elif own.is_floating_point():
+            raise NoOracleError(f"the model does not give {name or 'an item of several results'}")
+        else:
+            yield own
+
+
+def _may_stand_for(given: Tensor, own: Tensor) -> bool:
+    if own.is_floating_point() or own.dtype is torch.bool or not own.numel():
+        return given.dtype == own.dtype
+    return not given.is_floating_point() and bool(((given >= own.min()) & (given <= own.max())).all())

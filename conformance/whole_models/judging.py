@@ -172,6 +172,8 @@ def _look_into(
         told = filter(None, (check.message, f"within it nothing was seen: {error}"))
         return replace(check, message="; ".join(told))
     seen = _count_decided([each for *_, own in judged for each in own], "decided_within")
+    if not seen:
+        return replace(check, message=f"{check.message}; within it nothing was seen: no part has all that it reads")
     shown = evidence({**check.evidence, **seen})
     wrong = next(((part, own) for part, own, _ in judged if own.failed), None)
     if wrong is None:

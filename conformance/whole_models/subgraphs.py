@@ -197,8 +197,11 @@ class _Cut:
         elif isinstance(self.recorded[0][node], Tensor):
             self.copies[node] = self._enter(node, lambda values: values[node], node.name)
         elif isinstance(self.recorded[0][node], (tuple, list)) and _holds_tensors(self.recorded[0][node]):
-            count = len(self.recorded[0][node])
-            self.copies[node] = [self._enter(node, partial(_pick_item, node, number), "") for number in range(count)]
+            picked = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+            self.copies[node] = [
+                self._enter(node, partial(_pick_item, node, number), picked.get(number, ""))
+                for number in range(len(self.recorded[0][node]))
+            ]
         else:
             self.copies[node] = self.recorded[0][node]
 

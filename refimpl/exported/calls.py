@@ -32,6 +32,7 @@ from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, is_
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
 ANNOTATION = "quantization_annotation"  # the key at which a Quantizer puts what it says of a node
+_ATTENTION = F.multi_head_attention_forward.__name__
 _OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
 """Operators whose name is not that of the method of tensors."""
 
@@ -70,18 +71,20 @@ class Calls:
     """The functions and methods that each may come from, by name, where export does not tell them apart."""
 
 
-def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig]) -> Calls:
+def read_calls(
+    program: GraphModule, entries: Sequence[BackendPatternConfig], opened: tuple[type[nn.Module], ...] = ()
+) -> Calls:
     """Return the calls of an exported program's module (``ExportedProgram.module()``), which is not changed.
 
-    ``entries``: those of the config; a module whose class is in a pattern is called as a whole, as torch's own are.
-    Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
+    ``entries``: those of the config; a module whose class is in a pattern is called as a whole, as torch's own are, but
+    for classes that are ``opened``. Export does not tell ``F.relu`` from ``torch.relu``, nor an operator from a
     method: that one is taken which is in the larger pattern there.
 
     Raises ModelError for a graph module that calls modules or methods: it was not exported, or is prepared already.
     """
     refuse_other_programs(program)
     named = {leaf for entry in entries for leaf in leaves(entry.normal_pattern) if isinstance(leaf, type)}
-    calls = _Writer(program).write(_group_calls(program, named))
+    calls = _Writer(program).write(_group_calls(program, named, opened))
     _choose_callees(calls, entries)
     return calls
 
@@ -126,11 +129,17 @@ def _op_of(callee: Any) -> str:
     return "call_method" if isinstance(callee, str) else "call_function"
 
 
-def _group_calls(program: GraphModule, named: Collection[type]) -> list[ExportedCall]:
+def _group_calls(
+    program: GraphModule, named: Collection[type], opened: tuple[type[nn.Module], ...]
+) -> list[ExportedCall]:
     """Divide the aten ops among the calls that they come from, in graph order of the first op.
 
-    ``named``: the classes of modules that patterns name.
+    ``named``: the classes of modules that patterns name. ``opened``: those that are gone into.
     """
+
+    def is_called(kind: type | None) -> bool:
+        return kind is not None and (kind in named or (is_whole(kind) and not issubclass(kind, opened)))
+
     calls: list[ExportedCall] = []
     of_module: dict[str, ExportedCall] = {}
     last: Any = None
@@ -139,7 +148,7 @@ def _group_calls(program: GraphModule, named: Collection[type]) -> list[Exported
             continue
         scopes = callers_of(node)
         kinds = [each.kind for each in scopes]
-        depth = next((at for at, kind in enumerate(kinds) if kind and (kind in named or is_whole(kind))), None)
+        depth = next((at for at, kind in enumerate(kinds) if is_called(kind)), None)
         source = (scopes, node.meta.get(_NOTE))
         is_part = node.target is operator.getitem and calls and calls[-1].nodes == [node.args[0]]
         if depth is not None:
@@ -149,12 +158,17 @@ def _group_calls(program: GraphModule, named: Collection[type]) -> list[Exported
                 calls.append(of_module[key])
             of_module[key].nodes.append(node)
             last = None
-        elif source == last and source[1] is not None and not is_part:
+        elif source == last and source[1] is not None and not is_part and not (opened and _is_of_attention(node)):
             calls[-1].nodes.append(node)
         else:
             calls.append(ExportedCall(module=None, scopes=scopes, nodes=[node]))
             last = None if is_part else source
     return calls
+
+
+def _is_of_attention(node: Node) -> bool:
+    """Tell whether an op is one of those that a module of attention calls, which export notes as one function."""
+    return str((node.meta.get(_NOTE) or ("", ""))[1]).endswith(f".{_ATTENTION}")
 
 
 def callers_of(node: Node) -> tuple[CallingModule, ...]:
@@ -173,11 +187,16 @@ def _find_class(kind: str | type) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _find_callees(node: Node) -> Iterator[Any]:
-    """Yield the functions, operators and methods that an exported node may come from, by its note."""
+def _find_callees(node: Node, *, is_alone: bool) -> Iterator[Any]:
+    """Yield the functions, operators and methods that an exported node may come from, by its note.
+
+    ``is_alone``: it is all that the call became.
+    """
     kind, _, name = (node.meta.get(_NOTE) or ("", ""))[1].rpartition(".")
     if node.target is operator.getitem:
         yield operator.getitem
+    elif name == _ATTENTION and is_alone:  # its layers are calls of their own
+        yield from (F.linear,) if node.target is torch.ops.aten.linear.default else ()
     elif kind.endswith("_descriptor"):  # of a method of tensors
         in_place = f"i{name.removesuffix('_')}" if name.endswith("_") and not name.endswith("__") else name
         yield from filter(None, (_OPERATORS.get(name), getattr(operator, in_place, None)))
@@ -231,7 +250,7 @@ class _Writer:
             self._put_module(call, held)
             args = tuple(value for value in args if value not in held)
         else:
-            callees = tuple(dict.fromkeys(_find_callees(first)))
+            callees = tuple(dict.fromkeys(_find_callees(first, is_alone=len(parts) == 1)))
             if len(parts) == 1:
                 args, kwargs = _lay_out(first, callees[0])
         args, kwargs = map_arg(args, self._value_of), map_arg(kwargs, self._value_of)

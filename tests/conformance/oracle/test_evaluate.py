@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -288,3 +289,76 @@ def test_a_module_of_two_names_is_found_by_each() -> None:
     graph.output(value)
     exact = exact_of(GraphModule(layers, graph), torch.tensor([-2.0, 0.0, 3.0]))
     assert exact.real.tolist() == [0, 0, 3]
+
+
+class Turning(nn.Module):
+    """A value times the cosines of angles, which are computed of a parameter whenever the model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = nn.Parameter(torch.linspace(0.1, 2.0, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        return x * self.angles.cos()
+
+
+@pytest.mark.rule("NUM-04")
+def test_what_is_computed_of_constants_when_a_model_runs_has_a_bound() -> None:
+    model, x = symbolic_trace(Turning()), torch.full((8,), 2.0)
+    (exact,) = Walk(model).exact((x,))
+    right = 2.0 * Turning().angles.detach().double().cos()
+    assert torch.allclose(exact.real, right, rtol=1e-15)
+    error: Any = sum(exact.errors.values())
+    unit = float(U)
+    assert bool((error > unit * right.abs()).all()) and bool((error < 32 * unit).all())
+
+
+@pytest.mark.rule("NUM-04")
+def test_the_error_of_a_bias_is_that_of_the_result() -> None:
+    weight = torch.ones(2, 3)
+
+    def run(x: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(x, weight, bias.tanh())
+
+    walk = Walk(symbolic_trace(Two(run)))
+    for scale in (1.0, 100.0):  # tanh of the bias is within 8u, whatever the product is
+        (exact,) = walk.exact((torch.zeros(4, 3) * scale, torch.ones(2)))
+        error: Any = sum(exact.errors.values())
+        assert bool((error >= 7 * float(U) * math.tanh(1)).all())
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_module_whose_rule_declines_is_decomposed_as_a_function_is() -> None:
+    walk = Walk(symbolic_trace(nn.Sequential(nn.Upsample(size=5, mode="area"))))
+    x = torch.arange(14.0).reshape(1, 1, 14)
+    (exact,) = walk.exact((x,))
+    assert torch.allclose(exact.real, F.interpolate(x.double(), size=5, mode="area"))
+
+
+@pytest.mark.rule("NUM-04")
+def test_one_of_several_results_keeps_its_error_by_whatever_name() -> None:
+    x, named = torch.tensor([[0.3, 0.1, 0.2]]), {0: lambda x: torch.sort(x, 1).values, 1: lambda x: x.exp().mT}
+    for run in named.values():
+        (exact,) = Walk(symbolic_trace(One(lambda x, run=run: run(x.tanh())))).exact((x,))
+        error: Any = sum(exact.errors.values())
+        assert bool((error > float(U) / 2).all())
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_weight_that_a_model_computes_has_a_grid_for_each_channel() -> None:
+    graph = Graph()
+    scales, zeros = torch.tensor([0.5, 0.25]), torch.zeros(2, dtype=torch.int64)
+    root = nn.Module()
+    root.register_buffer("scales", scales)
+    root.register_buffer("zeros", zeros)
+    value = graph.placeholder("x")
+    qparams = (graph.get_attr("scales"), graph.get_attr("zeros"), 0, -128, 127, torch.int8)
+    integers = graph.call_function(OPS.quantize_per_channel.default, (value, *qparams))
+    graph.output(
+        graph.call_function(torch.sum, (graph.call_function(OPS.dequantize_per_channel.default, (integers, *qparams)),))
+    )
+    x = torch.tensor([[0.74, -3.0], [0.3, 0.375]])  # 0.375 is halfway between two steps of 0.25
+    (exact,) = Walk(GraphModule(root, graph)).exact((x,))
+    error: Any = sum(exact.errors.values())
+    assert float(exact.real) in (-1.75, -1.5) and float(error.max()) >= 0.25

@@ -205,6 +205,16 @@ SEVERAL: dict[str, Run] = {
     "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.4),
     "sorted": lambda x: x.sort(-1).values,
     "the two largest": lambda x: x.topk(2, -1).values,
+    "largest so far": lambda x: x.cummax(1).values,
+    "largest of parts": lambda x: torch.nn.functional.adaptive_max_pool1d(x, 3),
+    "running log of a sum": lambda x: x.logcumsumexp(1),
+    "distances": lambda x: torch.cdist(x, x[:, :2] + 5),
+    "of two layers": lambda x: torch.nn.functional.bilinear(x, x.flip(1), 0.1 * x[:2, :4].mT @ x[:2]),
+    "Fourier": lambda x: torch.fft.fft2(x).imag,
+    "Fourier and back": lambda x: torch.fft.irfft(torch.fft.rfft(x) * (2 + 1j), n=5, norm="ortho"),
+    "turned": lambda x: torch.view_as_real(torch.complex(x, x.flip(0)) * torch.polar(x, x.flip(1))),
+    "pairs turned": lambda x: torch.view_as_complex(x[..., :4].clone().unflatten(-1, (2, 2))).conj().real,
+    "length": lambda x: (torch.complex(x, x.flip(0)) / torch.complex(x + 9, x)).abs(),
     "rolled": lambda x: x.roll(1, 2),
     "padded": lambda x: torch.nn.functional.pad(x, (1, 2), value=3.0),
     "folded": lambda x: torch.nn.functional.fold(x.reshape(3, 4, 5).repeat(1, 1, 5)[:, :, :25], (6, 6), 2),
@@ -262,6 +272,16 @@ def test_places_are_decided_where_nothing_is_near() -> None:
     assert float(picked.error()[0]) == pytest.approx(0.1) and float(picked.error()[1]) >= 0.6
 
 
+def test_integers_do_not_round() -> None:
+    x = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.3, 0.1]])
+    for place in (
+        evaluate(lambda x: (x.argmax(1) + 1) % 2, values(x, 0.01)),
+        evaluate(lambda x: torch.floor(x[:, 0] * 0 + x.argmax(1)).long() + 1 - x.argmax(1), values(x, 0.01)),
+        evaluate(lambda x: (x.argmax(1) * 3) // 2, values(x, 0.01)),
+    ):
+        assert not isinstance(place, Value) or not bool(place.error().any())
+
+
 def test_what_an_undecided_index_picks_is_undecided_and_nothing_else() -> None:
     x = torch.tensor([[0.1, 0.9, 0.5], [0.7, 0.75, 0.1]])
     codes = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -273,6 +293,12 @@ def test_what_an_undecided_index_picks_is_undecided_and_nothing_else() -> None:
     ):
         assert torch.equal(picked.real, codes[1].expand(2, 4).double())
         assert bool((picked.error()[0] == 0).all()) and bool((picked.error()[1] > 0).all())
+
+
+def test_a_decided_index_picks_rows_of_any_size() -> None:
+    x = values(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), 0.1)
+    picked = evaluate(lambda x: x[torch.tensor([2, 0, 0, 1, 2])], x)
+    assert torch.equal(picked.real, x.real[[2, 0, 0, 1, 2]]) and bool((picked.error() == 0.1).all())
 
 
 def test_equal_values_without_an_error_have_their_first_place() -> None:
