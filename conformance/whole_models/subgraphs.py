@@ -198,8 +198,11 @@ class _Cut:
             self.copies[node] = self._enter(node, lambda values: values[node], node.name)
         elif isinstance(self.recorded[0][node], (tuple, list)) and _holds_tensors(self.recorded[0][node]):
             picked = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+            is_picked = all(user.target is operator.getitem for user in node.users)
             self.copies[node] = [
-                self._enter(node, partial(_pick_item, node, number), picked.get(number, ""))
+                None
+                if is_picked and number not in picked  # nobody reads it
+                else self._enter(node, partial(_pick_item, node, number), picked.get(number, ""))
                 for number in range(len(self.recorded[0][node]))
             ]
         else:

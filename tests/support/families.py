@@ -456,6 +456,66 @@ def _image(side: int = 8, channels: int = 3) -> Tensor:
     return torch.randn(2, channels, side, side)
 
 
+class Ranked(nn.Module):
+    """Values in order, the largest so far, and how far rows are from each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        apart = torch.cdist(y, y.flip(1) + 3).sum(-1, keepdim=True)
+        ordered: Tensor = torch.sort(y, -1, descending=True).values
+        result: Tensor = self.last(ordered + y.cummax(1).values / apart)
+        return result
+
+
+class Turned(nn.Module):
+    """Pairs that are turned as complex numbers, and mixed by a Fourier transform."""
+
+    turns: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("turns", torch.outer(torch.arange(5.0), torch.tensor([1.0, 0.3, 0.1, 0.03])))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.first(x).unflatten(-1, (4, 2)))
+        turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(self.turns), self.turns)).flatten(-2)
+        result: Tensor = self.last(torch.fft.fft2(turned).real)
+        return result
+
+
+class Attending(nn.Module):
+    """A layer of a Transformer, and one of attention to another sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.attention, self.last = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        result: Tensor = self.last(hidden + self.attention(hidden, y, y, need_weights=False)[0])
+        return result
+
+
+class Generated(nn.Module):
+    """A convolution whose weight a layer makes of the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.make, self.last = nn.Conv2d(3, 4, 1), nn.Linear(4, 16), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        weight = self.make(y.mean((0, 2, 3))).reshape(4, 4, 1, 1)
+        result: Tensor = self.last(F.conv2d(y, weight))
+        return result
+
+
 INPUTS: dict[type[nn.Module], Callable[[], tuple[Any, ...]]] = {
     Rotary: lambda: (torch.randn(2, 3, 16), torch.randn(2, 2, 2, 4), torch.randn(2, 2, 2, 4)),
     Encoder: lambda: (torch.randint(0, 40, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])),
@@ -482,6 +542,10 @@ INPUTS: dict[type[nn.Module], Callable[[], tuple[Any, ...]]] = {
     Weighted: lambda: (torch.randn(5, 6),),
     Filled: lambda: (torch.randn(5, 4),),
     Norms: lambda: (_image(),),
+    Ranked: lambda: (torch.randn(2, 4, 8),),
+    Turned: lambda: (torch.randn(2, 5, 8),),
+    Attending: lambda: (torch.randn(2, 4, 8), torch.randn(2, 3, 8)),
+    Generated: lambda: (_image(),),
 }
 """What each family is given."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fx_quant_conformance.backends.base import Backend
+from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.own_models.given import GivenModel, settle
@@ -20,6 +22,7 @@ from fx_quant_conformance.conformance.own_models.jobs import _make_unit
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.whole_models.judging import draw_reference, verify_model
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
+from fx_quant_conformance.conformance.whole_models.subgraphs import cut_subgraphs
 from fx_quant_conformance.reports.schema import Check
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.support.families import FAMILIES, make
@@ -35,12 +38,16 @@ SHOWS = 0.02
 @lru_cache(maxsize=32)
 def quantized(family: str, seed: int = 0) -> tuple[GraphModule, Sequence[tuple[Tensor, ...]]]:
     """The reference model of a family, and the inputs on which it is judged."""
-    backend = ReferenceBackend()
+    return quantize(ReferenceBackend(), *make(FAMILIES[family], seed), seed)
+
+
+def quantize(
+    backend: Backend, model: nn.Module, inputs: tuple[Any, ...], seed: int = 0
+) -> tuple[GraphModule, Sequence[tuple[Tensor, ...]]]:
     bench = Bench(backend, seed=seed, profile="quick")
-    model, inputs = make(FAMILIES[family], seed)
     unit = _make_unit(
         bench,
-        f"model/own/{family}/{seed}",
+        f"model/own/{type(model).__name__}/{seed}",
         enumerate_claims(backend.backend_config(), backend.capabilities()),
         ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_channel_symmetric"),
         settle(GivenModel(model=model, example_inputs=inputs)),
@@ -107,3 +114,31 @@ def test_that_inner_values_are_not_returned_is_said() -> None:
     check = judge(Reticent(), "Vision")
     assert check.verdict is Verdict.UNSHOWN and "decided_within" not in evidence_of(check)
     assert "patterns hold; within it nothing was seen: lower raised RuntimeError: one result at a time" in check.message
+
+
+class Recurring(nn.Module):
+    """Layers around a recurrent one, which a machine quantizes when it runs: it rightly gives other states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gru, self.last = nn.Linear(8, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last layer's result."""
+        result: Tensor = self.last(self.gru(self.first(x))[0])
+        return result
+
+
+def test_an_item_of_several_results_is_judged_on_the_item_that_the_model_gives() -> None:
+    backend = find_backend("qnnpack")
+    if reason := backend.unavailable_reason():
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    reference, batches = quantize(backend, Recurring().eval(), (torch.randn(2, 6, 8),))
+    reads = [part.reads for part in cut_subgraphs(reference, batches, with_regions=True)]
+    (item,) = (
+        node.name for node in reference.graph.nodes if node.target is operator.getitem and "gru" in str(node.args)
+    )
+    assert (item,) in reads
+    check = verify_model(Bench(backend, seed=0, profile="quick"), "recurring", reference, batches, takes_apart=True)
+    assert check.verdict is Verdict.VERIFIED, check.message
