@@ -206,6 +206,7 @@ def _read_slopes(call: OpCall) -> Value:
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
 EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
+_NEGLIGIBLE = 104.0  # of exponents: e to minus this is less than any float32
 _BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
 
 
@@ -214,16 +215,18 @@ def bound_softmax(call: OpCall) -> Errors:
 
     ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
     the quotient add γₙ₊₁·yᵢ; exponentials below 2⁻¹²⁶ may be flushed to zero, n of them be missing. Errors of the
-    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2. The bound is at most 1, as y is: it is 1 where x is
-    so large that S reaches 1, and nothing is known of y.
+    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2; those of an xⱼ that is 104 below another for all
+    errors do not count, as under a mask: e⁻¹⁰⁴ < 2⁻¹⁵⁰. The bound is at most 1, as y is: it is 1 where x is so large
+    that S reaches 1, and nothing is known of y.
     """
     x, y, dim = call.values()[0], call.result, _read_option(call, "dim", 1)
     axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
-    largest = {cause: error.expand_as(x.real).amax(axis, keepdim=True) for cause, error in x.errors.items()}
+    counts = x.real + x.error() > (x.real - x.error()).amax(axis, keepdim=True) - _NEGLIGIBLE
+    largest = {cause: torch.where(counts, error, 0.0).amax(axis, keepdim=True) for cause, error in x.errors.items()}
     errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
     dequantized = bound_dequantizing(x).nan_to_num(posinf=0.0)
     below = (x.real.amax(axis, keepdim=True) - x.real).abs().nan_to_num(0.0, 0.0)  # e to minus infinity is zero
-    exponent = dequantized + dequantized.amax(axis, keepdim=True) + U * below
+    exponent = dequantized + torch.where(counts, dequantized, 0.0).amax(axis, keepdim=True) + U * below
     factor = torch.expm1(exponent.clamp(max=_BEYOND)) + EXP
     total = (y * factor).sum(axis, keepdim=True)
     off = y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1))

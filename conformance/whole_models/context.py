@@ -24,6 +24,7 @@ from fx_quant_conformance.conformance.stages.comparison import Comparison, compa
 from fx_quant_conformance.conformance.stages.lower import lower, run_all
 from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph
+from fx_quant_conformance.refimpl.graph.in_place import writes
 from fx_quant_conformance.refimpl.graph.tracing import finish
 from fx_quant_conformance.reports.schema import Check, Where
 
@@ -77,13 +78,21 @@ def _run_told(
 
 
 def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, int]:
-    """Return the model with values of inner nodes behind its results, and how many results it has."""
+    """Return the model with values of inner nodes behind its results, and how many results it has.
+
+    Where some op writes into what it reads, they are copies.
+    """
     graph, copies = Graph(), dict[Node, Node]()
+    modules = dict(reference.named_modules(remove_duplicate=False))
+    kept = dict[str, Node]()
+    is_written = any(writes(node, modules) for node in reference.graph.nodes)
     for node in reference.graph.nodes:
         if node.op != "output":
             copies[node] = graph.node_copy(node, copies.__getitem__)
+        if is_written and node.name in inner:
+            kept[node.name] = graph.call_function(torch.clone, (copies[node],))
     results = [each for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
-    named = {node.name: copy for node, copy in copies.items()}
+    named = {node.name: copy for node, copy in copies.items()} | kept
     graph.output((*(copies[each] for each in results), *(named[each] for each in inner)))
     return finish(reference, graph, reference), len(results)
 

@@ -86,9 +86,9 @@ def make_functional(model: Draft) -> None:
     Raises ModelError, with the node and the line, where it depends on the layout whether a later reader is reached.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    writes = {node for node in model.graph.nodes if node.meta.pop(IN_PLACE, False) or _writes(node, modules)}
-    if writes:
-        _Rewriter(model, writes).run()
+    writing = {node for node in model.graph.nodes if node.meta.pop(IN_PLACE, False) or writes(node, modules)}
+    if writing:
+        _Rewriter(model, writing).run()
 
 
 def write_part(whole: Tensor, part: Any, *views: tuple[str, tuple[Any, ...], dict[str, Any]]) -> Tensor:
@@ -119,7 +119,7 @@ def _take_view(value: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, A
 # -- what writes, and what is a view ----------------------------------------------------------------------------------
 
 
-def _writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+def writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
     """Tell whether a node writes into the memory of a value that it is given."""
     if node.op == "call_module":
         return getattr(modules[str(node.target)], "inplace", False) is True
