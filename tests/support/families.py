@@ -516,6 +516,34 @@ class Generated(nn.Module):
         return result
 
 
+class Overwriting(nn.Module):
+    """Activations that overwrite what they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(8, 8), nn.Hardswish(inplace=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.first(x))
+        result: Tensor = self.last(F.relu(self.act(y * y.mean(-1, keepdim=True)), inplace=True))
+        return result
+
+
+class Masked(nn.Module):
+    """Attention without a scale, whose mask is the least float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, value = self.first(x).chunk(2, -1)
+        least = torch.finfo(torch.float32).min
+        weights = (query @ query.mT + (1 - mask[:, None].float()) * least).softmax(-1)
+        result: Tensor = self.last(weights @ value)
+        return result
+
+
 INPUTS: dict[type[nn.Module], Callable[[], tuple[Any, ...]]] = {
     Rotary: lambda: (torch.randn(2, 3, 16), torch.randn(2, 2, 2, 4), torch.randn(2, 2, 2, 4)),
     Encoder: lambda: (torch.randint(0, 40, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])),
@@ -542,6 +570,8 @@ INPUTS: dict[type[nn.Module], Callable[[], tuple[Any, ...]]] = {
     Weighted: lambda: (torch.randn(5, 6),),
     Filled: lambda: (torch.randn(5, 4),),
     Norms: lambda: (_image(),),
+    Overwriting: lambda: (torch.randn(4, 8),),
+    Masked: lambda: (torch.randn(2, 4, 8), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])),
     Ranked: lambda: (torch.randn(2, 4, 8),),
     Turned: lambda: (torch.randn(2, 5, 8),),
     Attending: lambda: (torch.randn(2, 4, 8), torch.randn(2, 3, 8)),
