@@ -215,7 +215,7 @@ def _select(call: OpCall) -> Any:
     }
     if bool(undecided.any()):
         apart = (x.real - y.real).abs().nan_to_num(0.0) + torch.maximum(x.error(), y.error())
-        add_error(errors, JUMP, torch.where(undecided & (x.real != y.real), apart, 0.0))
+        add_error(errors, JUMP, torch.where(undecided, apart, 0.0))
     return Value(real=result, errors={cause: each.expand_as(result) for cause, each in errors.items()})
 
 

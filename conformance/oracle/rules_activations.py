@@ -178,20 +178,21 @@ _ELEMENTWISE = (
 
 
 def bound_prelu(call: OpCall) -> Errors:
-    """x, or a·x where it is negative, a by channel: errors of x grow by 1 or |a|, those of a by |x|.
+    """x, or a·x where it is negative, a by channel: errors of x grow by 1, or by |a| of what is below zero, of a by |x|.
 
     A config may have a quantized, as fx observes each tensor that a function is given: it is then dequantized, with two
     roundings, before the product: γ₃.
     """
     x, a = call.values()[0], _read_slopes(call)
     reach = a.real.abs() + a.error()
-    steepest = reach.clamp(min=1.0)
+    dequantized = bound_dequantizing(x)
+    steepest = torch.where(x.real + x.error() + dequantized < 0, reach, reach.clamp(min=1.0))
     negative = (x.error() - x.real).clamp(min=0.0)
     errors = {
         cause: steepest * error_of(cause)(x) + negative * error_of(cause)(a)
         for cause in dict.fromkeys((*x.errors, *a.errors))
     }
-    return add_error(errors, "function", steepest * bound_dequantizing(x) + gamma(3) * call.result.abs())
+    return add_error(errors, "function", steepest * dequantized + gamma(3) * call.result.abs())
 
 
 def _read_slopes(call: OpCall) -> Value:

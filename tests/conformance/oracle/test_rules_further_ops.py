@@ -122,7 +122,7 @@ def test_errors_of_a_prelus_slopes_are_carried_on_where_it_may_be_negative() -> 
     value = Value(real=x, errors={"upstream": torch.full_like(x, 0.5)})
     errors = OP_RULES[F.prelu].bound(call_of(F.prelu, value, off))
     assert errors["weights"].flatten().tolist() == [2.5 * 0.125, 0.0, 0.25 * 0.125]
-    assert errors["upstream"].flatten().tolist() == [0.5, 0.5, 0.5 * 1.625]
+    assert errors["upstream"].flatten().tolist() == [0.5 * 0.625, 0.5, 0.5 * 1.625]
 
 
 @pytest.mark.rule("NUM-04")
