@@ -178,7 +178,7 @@ _ELEMENTWISE = (
 
 
 def bound_prelu(call: OpCall) -> Errors:
-    """x, or a·x where it is negative, a by channel: errors of x grow by 1, or by |a| of what is below zero, of a by |x|.
+    """x, or a·x where it is negative, a by channel: errors of x grow by 1, or by |a| below zero, those of a by |x|.
 
     A config may have a quantized, as fx observes each tensor that a function is given: it is then dequantized, with two
     roundings, before the product: γ₃.

@@ -62,7 +62,7 @@ def _run_told(
     names = list(dict.fromkeys(each for part in parts for each in (*part.reads, *part.gives) if each))
     inputs = [node.name for node in reference.graph.nodes if node.op == "placeholder"]
     inner = [name for name in names if name not in inputs]
-    model, count = _tell(reference, inner)
+    model, numbers = _tell(reference, inner)
     places = [Where(input=f"batch {number}, with inner values") for number in range(len(batches))]
     try:
         lowered = lower(bench, model, batches[0])
@@ -70,31 +70,33 @@ def _run_told(
     except FaultFound as found:
         raise UntoldError(found.fault.message) from found
     told: list[Mapping[str, Tensor]] = []
+    expected = 1 + max(numbers.values(), default=-1)
     for batch, values in zip(batches, outputs, strict=True):
-        if len(values) != count + len(inner):
-            raise UntoldError(f"the model returned {len(values)} results; expected {count + len(inner)}")
-        told.append(dict(zip(inputs, batch, strict=True)) | dict(zip(inner, values[count:], strict=True)))
+        if len(values) < expected:
+            raise UntoldError(f"the model returned {len(values)} results; expected {expected}")
+        of_nodes = {name: values[number] for name, number in numbers.items()}
+        told.append(dict(zip(inputs, batch, strict=True)) | of_nodes)
     return told
 
 
-def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, int]:
-    """Return the model with values of inner nodes behind its results, and how many results it has.
+def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, Mapping[str, int]]:
+    """Return the model with values of inner nodes behind its results, each once, and the number of each.
 
     Where some op writes into what it reads, they are copies.
     """
-    graph, copies = Graph(), dict[Node, Node]()
+    graph, copies, named = Graph(), dict[Node, Node](), dict[str, Node]()
     modules = dict(reference.named_modules(remove_duplicate=False))
-    kept = dict[str, Node]()
     is_written = any(writes(node, modules) for node in reference.graph.nodes)
     for node in reference.graph.nodes:
-        if node.op != "output":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        if is_written and node.name in inner:
-            kept[node.name] = graph.call_function(torch.clone, (copies[node],))
-    results = [each for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
-    named = {node.name: copy for node, copy in copies.items()} | kept
-    graph.output((*(copies[each] for each in results), *(named[each] for each in inner)))
-    return finish(reference, graph, reference), len(results)
+        if node.op == "output":
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.name in inner:
+            named[node.name] = graph.call_function(torch.clone, (copies[node],)) if is_written else copies[node]
+    results = [copies[each] for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
+    outputs = list(dict.fromkeys((*results, *named.values())))
+    graph.output(tuple(outputs))
+    return finish(reference, graph, reference), {name: outputs.index(node) for name, node in named.items()}
 
 
 def _read_inputs(part: Subgraph, number: int, values: Mapping[str, Tensor]) -> Iterator[Tensor]:

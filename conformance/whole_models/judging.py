@@ -177,7 +177,9 @@ def _look_into(
     shown = evidence({**check.evidence, **seen})
     wrong = next(((part, own) for part, own, _ in judged if own.failed), None)
     if wrong is None:
-        added = f"{check.message}, and in context, on the values that it gives" if check.message else ""
+        untold = [part.node for part, _, own in judged if not own]
+        rest = f", but for {_name_some(untold)}: it does not give what is read there" if untold else ""
+        added = f"{check.message}, and in context, on the values that it gives{rest}" if check.message or rest else ""
         return replace(check, message=added, evidence=shown)
     part, own = wrong
     text = f"end to end nothing shows; in context, on the values that it gives, the first to differ is {part.node}"
@@ -207,7 +209,7 @@ def read_unclaimed(check: Check) -> Sequence[str]:
 
 def _judge_by_parts(whole: Check, unclaimed: Sequence[str], separate: Sequence[tuple[Subgraph, Check]]) -> Check:
     """Judge a model that the backend declines, and in which some ops are not claimed, by its claimed patterns alone."""
-    ops = ", ".join(unclaimed[:MOST_NAMED]) + (" and others" if len(unclaimed) > MOST_NAMED else "")
+    ops = _name_some(unclaimed)
     text = f"{whole.message}; the config does not claim {ops}: the {len(separate)} claimed patterns were judged alone"
     told = [dict[str, Any](check.evidence) for _, check in separate]
     untold = next((each for each in told if each.get("execution") == "none"), None)
@@ -224,6 +226,10 @@ def _judge_by_parts(whole: Check, unclaimed: Sequence[str], separate: Sequence[t
     )
     check = _combine(replace(left, message=text), separate)
     return replace(check, message=text) if check.verdict is Verdict.VERIFIED else check
+
+
+def _name_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (" and others" if len(names) > MOST_NAMED else "")
 
 
 def _make_layer(part: Subgraph, check: Check) -> Layer:
