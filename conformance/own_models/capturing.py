@@ -43,7 +43,14 @@ _ROOT = "model"
 _STACK = "nn_module_stack"
 MOST_SAID = 300
 """Characters of what torch.export says."""
-_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_WHOLE = (
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
 """Modules of torch that torch.fx does not go into, with linear layers in them."""
 
 
