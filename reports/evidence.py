@@ -98,6 +98,13 @@ class Details:
     folds: Mapping[str, str]
 
 
+def format_decided(evidence: Mapping[str, object]) -> str:
+    """Spell which shares of a model's outputs the bound decides: end to end, of its parts alone, of them in context."""
+    shares = [evidence.get(key) for key in ("decided", "decided_alone", "decided_within")]
+    spelled = [f"{share:.0%}" if isinstance(share, int | float) else "-" for share in shares]
+    return " / ".join(spelled) if any(share is not None for share in shares) else "-"
+
+
 def select_details(evidence: Mapping[str, object]) -> Details:
     """Return the evidence that has no table of its own, whatever its kind, under labels for readers."""
     facts, folds = {}, {}

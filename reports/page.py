@@ -24,6 +24,7 @@ from fx_quant_conformance.reports.decision import (
     passes_by_leave,
 )
 from fx_quant_conformance.reports.evidence import (
+    format_decided,
     format_value,
     make_table,
     order_graphs,
@@ -96,6 +97,7 @@ def _make_environment() -> Environment:
         "outputs": tabulate_outputs,
         "qparams": tabulate_qparams,
         "details": select_details,
+        "decided": format_decided,
         "table": make_table,
         "in_order": order_graphs,
     }

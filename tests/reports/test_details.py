@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fx_quant_conformance.reports.evidence import MOST_LISTED, select_details
+from fx_quant_conformance.reports.evidence import MOST_LISTED, format_decided, select_details
 from fx_quant_conformance.reports.html import render_html
 from fx_quant_conformance.reports.page import anchor
 from tests.reports.pages import Page
@@ -79,3 +79,10 @@ def test_what_a_comment_may_point_at_has_an_id_and_a_link_to_itself(runs: Any, m
     assert {str(link).removeprefix("#") for link in links} <= set(found.ids())
     labels = [attrs.get("aria-label") for tag, attrs in found.tags if attrs.get("class") == "here"]
     assert all(labels) and len(labels) == len(set(labels)), "each says where it leads"
+
+
+def test_what_of_a_model_is_decided_is_spelled_in_three_shares() -> None:
+    assert format_decided({"decided": 0.125, "decided_alone": 1.0, "decided_within": 0.999}) == "12% / 100% / 100%"
+    assert format_decided({"decided": 1.0}) == "100% / - / -"
+    assert format_decided({"decided_alone": 0.0}) == "- / 0% / -"
+    assert format_decided({"node": "up1"}) == "-"
