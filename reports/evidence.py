@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -101,7 +102,7 @@ class Details:
 def format_decided(evidence: Mapping[str, object]) -> str:
     """Spell which shares of a model's outputs the bound decides: end to end, of its parts alone, of them in context."""
     shares = [evidence.get(key) for key in ("decided", "decided_alone", "decided_within")]
-    spelled = [f"{share:.0%}" if isinstance(share, int | float) else "-" for share in shares]
+    spelled = [f"{math.floor(1000 * share) / 10:g}%" if isinstance(share, int | float) else "-" for share in shares]
     return " / ".join(spelled) if any(share is not None for share in shares) else "-"
 
 

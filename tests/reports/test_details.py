@@ -82,7 +82,7 @@ def test_what_a_comment_may_point_at_has_an_id_and_a_link_to_itself(runs: Any, m
 
 
 def test_what_of_a_model_is_decided_is_spelled_in_three_shares() -> None:
-    assert format_decided({"decided": 0.125, "decided_alone": 1.0, "decided_within": 0.999}) == "12% / 100% / 100%"
+    assert format_decided({"decided": 0.125, "decided_alone": 1.0, "decided_within": 0.99996}) == "12.5% / 100% / 99.9%"
     assert format_decided({"decided": 1.0}) == "100% / - / -"
     assert format_decided({"decided_alone": 0.0}) == "- / 0% / -"
     assert format_decided({"node": "up1"}) == "-"
