@@ -114,6 +114,25 @@ def _to_float(each: Any) -> Any:
     return each.float() if isinstance(each, Tensor) and each.dtype is torch.float64 else each
 
 
+def attend_by_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention that is not fused: all scores, their softmax, and products; the scale is in the queries."""
+    scores = (query * (scale or query.shape[-1] ** -0.5)) @ key.mT
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    return softmax_online(scores, -1) @ value, scores.logsumexp(-1)
+
+
 def in_another_layout(op: Any) -> Callable[..., Any]:
     """A convolution on channels that lie last."""
 
@@ -128,6 +147,7 @@ def in_another_layout(op: Any) -> Callable[..., Any]:
 VARIANTS: dict[str, Variant] = {
     "online softmax": {aten._softmax.default: softmax_online},
     "softmax by its logarithm": {aten._softmax.default: softmax_by_logarithm},
+    "attention by its parts": {aten._scaled_dot_product_flash_attention_for_cpu.default: attend_by_parts},
     "sums from the last": {
         aten.mm.default: multiply_backwards,
         aten.bmm.default: multiply_backwards,
