@@ -32,7 +32,7 @@ from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, is_
 
 _STACK, _NOTE, _VALUE = "nn_module_stack", "torch_fn", "val"  # keys of an exported node's meta
 ANNOTATION = "quantization_annotation"  # the key at which a Quantizer puts what it says of a node
-_ATTENTION = F.multi_head_attention_forward.__name__
+_ATTENTION = "multi_head_attention_forward"  # what export notes of all that a module of attention calls
 _OPERATORS = {"div": operator.truediv, "div_": operator.itruediv}
 """Operators whose name is not that of the method of tensors."""
 
@@ -71,9 +71,7 @@ class Calls:
     """The functions and methods that each may come from, by name, where export does not tell them apart."""
 
 
-def read_calls(
-    program: GraphModule, entries: Sequence[BackendPatternConfig], opened: tuple[type[nn.Module], ...] = ()
-) -> Calls:
+def read_calls(program: GraphModule, entries: Sequence[BackendPatternConfig], opened: tuple[type, ...] = ()) -> Calls:
     """Return the calls of an exported program's module (``ExportedProgram.module()``), which is not changed.
 
     ``entries``: those of the config; a module whose class is in a pattern is called as a whole, as torch's own are, but
@@ -129,26 +127,19 @@ def _op_of(callee: Any) -> str:
     return "call_method" if isinstance(callee, str) else "call_function"
 
 
-def _group_calls(
-    program: GraphModule, named: Collection[type], opened: tuple[type[nn.Module], ...]
-) -> list[ExportedCall]:
+def _group_calls(program: GraphModule, named: Collection[type], opened: tuple[type, ...]) -> list[ExportedCall]:
     """Divide the aten ops among the calls that they come from, in graph order of the first op.
 
     ``named``: the classes of modules that patterns name. ``opened``: those that are gone into.
     """
-
-    def is_called(kind: type | None) -> bool:
-        return kind is not None and (kind in named or (is_whole(kind) and not issubclass(kind, opened)))
-
     calls: list[ExportedCall] = []
     of_module: dict[str, ExportedCall] = {}
     last: Any = None
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
+    for node in (each for each in program.graph.nodes if each.op == "call_function"):
         scopes = callers_of(node)
         kinds = [each.kind for each in scopes]
-        depth = next((at for at, kind in enumerate(kinds) if is_called(kind)), None)
+        whole = [kind is not None and is_whole(kind) and not issubclass(kind, opened) for kind in kinds]
+        depth = next((at for at, kind in enumerate(kinds) if kind in named or whole[at]), None)
         source = (scopes, node.meta.get(_NOTE))
         is_part = node.target is operator.getitem and calls and calls[-1].nodes == [node.args[0]]
         if depth is not None:
@@ -158,17 +149,12 @@ def _group_calls(
                 calls.append(of_module[key])
             of_module[key].nodes.append(node)
             last = None
-        elif source == last and source[1] is not None and not is_part and not (opened and _is_of_attention(node)):
+        elif source == last and source[1] is not None and not is_part and not (opened and _ATTENTION in str(source[1])):
             calls[-1].nodes.append(node)
         else:
             calls.append(ExportedCall(module=None, scopes=scopes, nodes=[node]))
             last = None if is_part else source
     return calls
-
-
-def _is_of_attention(node: Node) -> bool:
-    """Tell whether an op is one of those that a module of attention calls, which export notes as one function."""
-    return str((node.meta.get(_NOTE) or ("", ""))[1]).endswith(f".{_ATTENTION}")
 
 
 def callers_of(node: Node) -> tuple[CallingModule, ...]:
@@ -313,14 +299,10 @@ def _lay_out(node: Node, callee: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return node.args, dict(node.kwargs)
     own = parameter_names_of(callee)
     at = next((at for at, name in enumerate(names) if name in own and own.index(name) != at), len(names))
-    numbers = len(node.args) - sum(1 for _ in takewhile(_is_number, reversed(node.args)))
+    numbers = len(node.args) - sum(1 for _ in takewhile(lambda x: isinstance(x, int | float), reversed(node.args)))
     if isinstance(callee, FunctionType) and set(own).issuperset(names[numbers:]):
         at = min(at, numbers)
     return node.args[:at], {**dict(zip(names[at:], node.args[at:], strict=True)), **node.kwargs}
-
-
-def _is_number(argument: Any) -> bool:
-    return isinstance(argument, (bool, int, float))
 
 
 def argument_names_of(node: Node) -> list[str]:
