@@ -220,7 +220,7 @@ def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
     runs = {name: read_results(ROOT / "docs" / "results" / "models" / f"{name}.jsonl.xz") for name in engines}
     cells = defaultdict[str, dict[str, str]](dict)
     for engine, run in runs.items():
-        assert run.footer is not None and len(run.models) == 24
+        assert run.footer is not None and 12 <= len(run.models) <= 24  # one may be stopped: what is not run says so
         assert re.fullmatch("[0-9a-f]{40}", run.header.suite_commit), "made of a clean checkout"
         for model in run.models:
             deployment = model.deployment
@@ -236,7 +236,11 @@ def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
             cells[name][engine] = f"{model.verdict}, {len(wrong)} of {len(parts)}" if wrong else str(model.verdict)
     columns = ("quantized by qnnpack", *engines)
     rows = [f"| model | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    rows += [f"| `{name}` | {' | '.join(row[each] for each in columns)} |" for name, row in sorted(cells.items())]
+    rows += [
+        f"| `{name}` | {' | '.join(row.get(each, 'not run') for each in columns)} |"
+        for name, row in sorted(cells.items())
+    ]
+    assert len(cells) == 24
     hold_table("models", "architectures", rows)
 
 
