@@ -7,25 +7,24 @@ than 3u (Brent, Percival and Zimmermann 2007), a quotient by less than 8u. No ot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fx_quant_conformance.conformance.oracle.error_bounds import (
-    FUNCTION,
     MOVES,
     Errors,
     OpCall,
     OpRule,
     U,
-    Value,
     add_error,
     as_operand,
+    bound_by_slopes,
     bound_clamps,
     error_of,
     gamma,
+    make_aten_rule,
 )
 
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "abs"})
@@ -44,32 +43,29 @@ def _bound_pairs(call: OpCall) -> Errors:
     return {cause: error_of(cause)(x).norm(dim=-1) for cause in x.errors}
 
 
-def _bound_joined(call: OpCall) -> Errors:
-    """Numbers of two parts: off by the sum of both errors."""
-    parts = [as_operand(each) for each in call.args]
-    return {cause: sum((error_of(cause)(each) for each in parts), torch.zeros(())) for cause in call.causes()}
-
-
 def _bound_polar(call: OpCall) -> Errors:
-    """A number r·(cos θ + i·sin θ): off by e_r + (r + e_r)·e_θ.
+    """A number r·(cos θ + i·sin θ): slopes of 1, and of r + e_r.
 
     Each function is off by 8u, and by 2u·|θ| for an angle less its turns, and both products round: (16 + 3·|θ|)·u·r.
     """
-    radius, angle = map(as_operand, call.args)
-    reach = radius.real.abs() + radius.error()
-    errors = {cause: error_of(cause)(radius) + reach * error_of(cause)(angle) for cause in call.causes()}
-    return add_error(errors, "function", radius.real.abs() * (16 + 3 * angle.real.abs()) * U)
+    return bound_by_slopes(
+        2,
+        lambda call, values: (1.0, values[0].real.abs() + values[0].error()),
+        lambda call, values: values[0].real.abs() * (16 + 3 * values[1].real.abs()) * U,
+        call,
+    )
 
 
-def _bound_transform(count: Callable[[OpCall, Value], int], times: int, call: OpCall) -> Errors:
+def _bound_transform(call: OpCall, *, is_of_half: bool) -> Errors:
     """A Fourier transform of n elements, Σ x·e^(iφ): errors add up, and products and sums round by γₙ₊₈ of Σ|x|.
 
-    Fast transforms round less often. ``times``: how often an element may count, twice where half of them are kept.
+    Fast transforms round less often. ``is_of_half``: of numbers of which half are kept, that count twice.
     """
     x = as_operand(call.args[0])
     axes = tuple[int, ...](call.args[1])
-    terms = count(call, x)
-    scale = times * (1.0, terms**-0.5, 1.0 / terms)[int(call.args[2])]
+    whole = call.result if is_of_half else x.real
+    terms = math.prod(whole.shape[axis] for axis in axes)
+    scale = (1.0 + is_of_half) * (1.0, terms**-0.5, 1.0 / terms)[int(call.args[2])]
 
     def gather(values: Tensor) -> Tensor:
         return (values.sum(axes, keepdim=True) * scale).expand_as(call.result)
@@ -78,25 +74,13 @@ def _bound_transform(count: Callable[[OpCall, Value], int], times: int, call: Op
     return add_error(errors, "accumulation", gamma(terms + 8) * gather(x.real.abs()))
 
 
-def _count_inputs(call: OpCall, x: Value) -> int:
-    return math.prod(x.real.shape[axis] for axis in call.args[1])
-
-
-def _count_outputs(call: OpCall, x: Value) -> int:
-    return math.prod(call.result.shape[axis] for axis in call.args[1])
-
-
-def _rule(bound: Callable[[OpCall], Errors], kind: str = FUNCTION) -> OpRule:
-    return OpRule(arithmetic=kind, bound=bound, source="torch.ops.aten; NUM-04")
-
-
 COMPLEX: Mapping[str, OpRule] = {
-    "view_as_real": _rule(_bound_components),
-    "view_as_complex": _rule(_bound_pairs),
-    "complex": _rule(_bound_joined),
-    "polar": _rule(_bound_polar),
-    **dict.fromkeys(("_conj", "_conj_physical", "conj_physical", "resolve_conj"), _rule(bound_clamps, MOVES)),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2c"), _rule(partial(_bound_transform, _count_inputs, 1))),
-    "_fft_c2r": _rule(partial(_bound_transform, _count_outputs, 2)),
+    "view_as_real": make_aten_rule(_bound_components),
+    "view_as_complex": make_aten_rule(_bound_pairs),
+    "complex": make_aten_rule(partial(bound_by_slopes, 2, lambda call, values: (1.0, 1.0), lambda call, values: 0.0)),
+    "polar": make_aten_rule(_bound_polar),
+    **dict.fromkeys(("_conj", "_conj_physical", "conj_physical", "resolve_conj"), make_aten_rule(bound_clamps, MOVES)),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c"), make_aten_rule(partial(_bound_transform, is_of_half=False))),
+    "_fft_c2r": make_aten_rule(partial(_bound_transform, is_of_half=True)),
 }
 """By the name of the aten op."""

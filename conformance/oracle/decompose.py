@@ -207,7 +207,7 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     leaves = tree_leaves((args, dict(kwargs)), is_leaf=is_value)
     rule, jump = _find(PRIMITIVES, target), _find(JUMPS, target)
     has_values = any(map(is_value, leaves))
-    has_floats = any(isinstance(each, Tensor) and is_inexact(each) for each in leaves)
+    has_floats = any(map(is_inexact, leaves))
     if rule is not None and rule.arithmetic != MOVES and target.overloadpacket.__name__ not in (*COMPLEX, *ARITHMETIC):
         rule = None if any(map(_is_complex, leaves)) else rule
     if not has_values and (not has_floats or (rule is not None and rule.arithmetic == MOVES) or not (rule or jump)):
@@ -257,7 +257,7 @@ def _leave_open(result: Any) -> Any:
 
 def _as_float(leaf: Any) -> Any:
     """A float tensor of the model is exact."""
-    if isinstance(leaf, Tensor) and is_inexact(leaf):
+    if is_inexact(leaf):
         return Value(real=widen(leaf.detach()), dtype=leaf.dtype)
     if isinstance(leaf, Value):
         return replace(leaf, real=widen(leaf.real))

@@ -156,14 +156,14 @@ def bound_linear_products(call: OpCall) -> Errors:
     known only at run time leaves nothing to round it to beforehand. Floating x: products are summed in float32,
     whatever the backend does with integers.
     """
-    x, weight, bias, _ = read_operands(call)
+    x, weight, given, _ = read_operands(call)
     if not isinstance(x, (Dynamic, Floating)):
         return bound_dot_products(call)
     is_float = call.capabilities.float_accumulation or isinstance(x, Floating)
     capabilities = replace(call.capabilities, int32_bias=False, float_accumulation=is_float)
     errors = bound_products(replace(call, capabilities=capabilities))
     if isinstance(x, Dynamic):
-        bias = None if bias is None else bias.double()
+        bias = None if given is None else given.real
         products = call.result if bias is None else call.result - bias
         errors["rescale"] = (x.scale_error + gamma(3)) * products.abs()
         terms = F.linear(x.real.abs(), weight.real.abs(), None if bias is None else bias.abs())

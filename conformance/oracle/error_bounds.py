@@ -11,7 +11,7 @@ Accuracy and Stability of Numerical Algorithms, 2002, lemma 3.1).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -28,6 +28,7 @@ JUMP = "jump"
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
+Bounds: TypeAlias = Tensor | float
 
 
 def gamma(n: int, unit: float = U) -> float:
@@ -138,9 +139,9 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
 
 
-def is_inexact(tensor: Tensor) -> bool:
-    """Tell whether a tensor holds what rounds: floats or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
+def is_inexact(operand: Any) -> bool:
+    """Tell whether an operand is a tensor of what rounds: floats or complex numbers."""
+    return isinstance(operand, Tensor) and (operand.is_floating_point() or operand.is_complex())
 
 
 def as_value(operand: Any, dtype: torch.dtype = torch.float64) -> Value:
@@ -155,8 +156,9 @@ def as_operand(operand: Any) -> Value:
     if isinstance(operand, (Value, Tensor)):
         value = as_value(operand)
         return replace(value, real=widen(value.real))
-    real = widen(torch.tensor(operand if isinstance(operand, complex) else float(operand), dtype=None))
-    rounded = (widen(real.to(torch.complex64 if real.is_complex() else torch.float32)) - real).abs()
+    is_complex = isinstance(operand, complex)
+    real = torch.tensor(operand, dtype=torch.complex128 if is_complex else torch.float64)
+    rounded = (widen(real.to(torch.complex64 if is_complex else torch.float32)) - real).abs()
     return Value(real=real, errors={"function": rounded} if bool(rounded > 0) else {})
 
 
@@ -192,6 +194,11 @@ class OpRule:
     """Of RESCALE, the step of the accumulator (``Accumulator``); None: it is not known."""
 
 
+def make_aten_rule(bound: ErrorBound, kind: str = FUNCTION, exact: Callable[..., Any] | None = None) -> OpRule:
+    """Return the rule of an aten op, which is one of the primitives."""
+    return OpRule(arithmetic=kind, bound=bound, source="torch.ops.aten; NUM-04", exact=exact)
+
+
 # -- the error bounds -------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +206,24 @@ def add_error(errors: Errors, cause: str, bound: Tensor) -> Errors:
     """Add a bound to what the errors have of a cause; return the errors."""
     errors[cause] = errors[cause] + bound if cause in errors else bound
     return errors
+
+
+def bound_by_slopes(
+    count: int,
+    slopes: Callable[[OpCall, Sequence[Value]], Sequence[Bounds]],
+    rounding: Callable[[OpCall, Sequence[Value]], Bounds],
+    call: OpCall,
+) -> Errors:
+    """Errors of the first `count` operands times their slopes, and the op's own rounding."""
+    values = [as_operand(each) for each in call.args[:count]]
+    errors: Errors = {}
+    for slope, value in zip(slopes(call, values), values, strict=True):
+        for cause in value.errors:
+            error = error_of(cause)(value)
+            grown = torch.where(error == 0, 0.0, slope * error)  # a slope may be infinite
+            add_error(errors, cause, grown.expand_as(call.result))
+    own = torch.as_tensor(rounding(call, values), dtype=torch.float64)
+    return add_error(errors, "function", own.expand_as(call.result)) if bool(own.any()) else errors
 
 
 def bound_dequantizing(x: Value) -> Tensor:
@@ -279,7 +304,7 @@ def bound_dot_products(call: OpCall) -> Errors:
     has_steps = find_accumulator_step(call.function, x, w, call.result) is not None
     if bias is None or is_summed or is_of_weights or not has_steps:
         return errors
-    added = bias.double().reshape(-1, *[1] * (w.real.dim() - 2))
+    added = bias.real.reshape(-1, *[1] * (w.real.dim() - 2))
     factor = 3 * U + (0.0 if bits is None else 2.0**-bits)
     rounded = 2 * U * added.abs() + factor * (call.result - added).abs() + U * call.result.abs()
     return add_error(errors, "bias", torch.where(added == 0, 0.0, rounded))
@@ -299,12 +324,12 @@ def bound_products(call: OpCall) -> Errors:
 
     errors = {cause: propagate_product(run, x, w, cause) for cause in dict.fromkeys((*x.errors, *w.errors))}
     step = find_accumulator_step(call.function, x, w, call.result)
-    shape = (-1, *[1] * (w.real.dim() - 2))
-    given = call.args[2] if len(call.args) > 2 else call.kwargs.get("bias")
-    computed = given if isinstance(given, Value) else Value(real=torch.empty(0))
-    for cause in computed.errors:
-        add_error(errors, cause, error_of(cause)(computed).reshape(shape).expand_as(call.result))
-    added = None if bias is None else bias.double().abs().reshape(shape)
+    added = None
+    if bias is not None:
+        shape = (-1, *[1] * (w.real.dim() - 2))
+        added = bias.real.abs().reshape(shape)
+        for cause in bias.errors:
+            add_error(errors, cause, error_of(cause)(bias).reshape(shape).expand_as(call.result))
     if call.capabilities.int32_bias and added is not None and step is not None:
         beyond = (added - 2.0**31 * step).clamp(min=0.0)
         add_error(errors, "bias", (0.5 * step + beyond).expand_as(call.result))
@@ -318,11 +343,11 @@ def bound_products(call: OpCall) -> Errors:
     return errors
 
 
-def read_operands(call: OpCall) -> tuple[Value, Value, Tensor | None, tuple[Any, ...]]:
+def read_operands(call: OpCall) -> tuple[Value, Value, Value | None, tuple[Any, ...]]:
     """Return input, weight, bias and what follows, of a function of the form f(x, weight, bias, …)."""
     x, w, *options = call.args
     bias = options[0] if options else call.kwargs.get("bias")
-    return x, as_value(w), bias.real if isinstance(bias, Value) else bias, tuple(options[1:])
+    return x, as_value(w), None if bias is None else as_value(bias), tuple(options[1:])
 
 
 def bound_matrix_products(call: OpCall) -> Errors:

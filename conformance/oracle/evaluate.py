@@ -48,11 +48,11 @@ from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
     NoOracleError,
     ends_of,
+    find_constants,
     find_folded_nodes,
     find_nodes_left_in_float,
     grid_of,
     integers_of,
-    is_constant,
     lay_along,
     qparams_of,
 )
@@ -106,10 +106,11 @@ class Walk:
         self._references = references_in(model)
         self._doubles: dict[int, nn.Module] = {}
         self._forwards: dict[tuple[Any, ...], Walk] = {}
-        self._constants: dict[Node, Any] = {}
+        self._folds: dict[Node, Any] = {}
         self._opened: dict[tuple[Node, str], InPrimitives] = {}
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
-        self._folded = frozenset(find_folded_nodes(model))
+        self._constants = find_constants(model)
+        self._folded = frozenset(find_folded_nodes(model, self._constants))
 
     def exact(self, inputs: tuple[Any, ...]) -> tuple[Exact, ...]:
         """Evaluate on inputs; return the exact result of each output tensor, in order.
@@ -185,11 +186,11 @@ class Walk:
         if node.target in NODES and not (node.target is operator.getitem and isinstance(source, (Value, Tensor))):
             return NODES[node.target](self, node)
         if is_quantize(node) or is_dequantize(node):
-            if node in self._constants:
-                return self._constants[node]
+            if node in self._folds:
+                return self._folds[node]
             value = self._quantize(node, source) if is_quantize(node) else self._dequantize(source)
-            if is_constant(node):
-                self._constants[node] = value
+            if node in self._constants:
+                self._folds[node] = value
             return value
         laid_out = lay_out_arguments(node)  # the rules read operands by position
         args, kwargs = torch.fx.node.map_arg(laid_out, lambda value: self.values[value])
@@ -204,7 +205,7 @@ class Walk:
         if not any(isinstance(item, Value) for item in flatten((args, tuple(kwargs.values())))):
             rule = rule_of(target)
             moves = rule is not None and rule.arithmetic == MOVES
-            if node in self._folded or moves or not any(map(_is_float_tensor, tree_leaves((args, kwargs)))):
+            if node in self._folded or moves or not any(map(is_inexact, tree_leaves((args, kwargs)))):
                 return function(*args, **kwargs)  # as the model computes it
             return self._decompose(node, function, args, kwargs)  # in float32, as the machine does
         if target is getattr and not isinstance(args[0], Value):  # one of several results, by its name
@@ -256,7 +257,7 @@ class Walk:
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
-        if not isinstance(value, Value) and not is_constant(node):  # it is made of integers, such as a mask
+        if not isinstance(value, Value) and node not in self._constants:  # it is made of integers, such as a mask
             value = as_value(value)
         if not isinstance(value, Value):
             quantize: Any = node.target
@@ -467,10 +468,6 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
-
-
-def _is_float_tensor(operand: Any) -> bool:
-    return isinstance(operand, Tensor) and is_inexact(operand)
 
 
 def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,11 +114,20 @@ def find_nodes_left_in_float(model: GraphModule) -> Iterator[Node]:
             yield node
 
 
-def find_folded_nodes(model: GraphModule) -> Iterator[Node]:
+def find_constants(model: GraphModule) -> frozenset[Node]:
+    """Return the nodes that `is_constant` holds for, in one pass."""
+    found = set[Node]()
+    for node in model.graph.nodes:
+        if node.op != "placeholder" and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
+
+
+def find_folded_nodes(model: GraphModule, constants: Collection[Node]) -> Iterator[Node]:
     """Yield the nodes that a weight is computed by, before it is quantized: the flow does so, and no machine."""
     folded = set[Node]()
     for node in reversed(model.graph.nodes):
-        if folded.intersection(node.users) or (is_quantize(node) and is_constant(node)):
+        if folded.intersection(node.users) or (is_quantize(node) and node in constants):
             folded.add(node)
             yield node
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ from torch import Tensor
 from fx_quant_conformance.conformance.oracle import error_bounds_arithmetic as arithmetic
 from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
 from fx_quant_conformance.conformance.oracle.error_bounds import (
-    FUNCTION,
     MOVES,
     U64,
+    Bounds,
     Errors,
     OpCall,
     OpRule,
@@ -30,38 +30,21 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     Value,
     add_error,
     as_operand,
+    bound_by_slopes,
     bound_clamps,
     bound_matrix_products,
     bound_moves,
     error_of,
     gamma,
+    make_aten_rule,
     propagate_product,
 )
 from fx_quant_conformance.conformance.oracle.rules_activations import EXP, OP_RULES, bound_softmax
 from fx_quant_conformance.conformance.oracle.rules_arithmetic import view_in_any_layout
 
-Bounds: TypeAlias = Tensor | float
 _FUNCTION = 8 * U
 _TINY = 2.0**-126
 """What a machine may flush to zero."""
-
-
-def bound_by_slopes(
-    count: int,
-    slopes: Callable[[OpCall, Sequence[Value]], Sequence[Bounds]],
-    rounding: Callable[[OpCall, Sequence[Value]], Bounds],
-    call: OpCall,
-) -> Errors:
-    """Errors of the first `count` operands times their slopes, and the op's own rounding."""
-    values = [as_operand(each) for each in call.args[:count]]
-    errors: Errors = {}
-    for slope, value in zip(slopes(call, values), values, strict=True):
-        for cause in value.errors:
-            error = error_of(cause)(value)
-            grown = torch.where(error == 0, 0.0, slope * error)  # a slope may be infinite
-            add_error(errors, cause, grown.expand_as(call.result))
-    own = torch.as_tensor(rounding(call, values), dtype=torch.float64)
-    return add_error(errors, "function", own.expand_as(call.result)) if bool(own.any()) else errors
 
 
 # -- functions of one operand -----------------------------------------------------------------------------------------
@@ -463,45 +446,41 @@ _NAMED = ["elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "sigm
 """Functions of which the rule for claims is that of the aten op as well: its arguments are the same, in one order."""
 
 
-def _rule(bound: Callable[[OpCall], Any], kind: str = FUNCTION, exact: Callable[..., Any] | None = None) -> OpRule:
-    return OpRule(arithmetic=kind, bound=bound, source="torch.ops.aten; NUM-04", exact=exact)
-
-
 PRIMITIVES: Mapping[str, OpRule] = {
     **COMPLEX,
-    **{name: _rule(partial(_bound_unary, name)) for name in _UNARY},
-    **dict.fromkeys(("add", "sub"), _rule(_bound_sum)),
-    "mul": _rule(_bound_product),
-    "div": _rule(_bound_quotient),
-    "pow": _rule(_bound_power),
-    "atan2": _rule(_bound_angle),
-    "hypot": _rule(_bound_length),
-    "logcumsumexp": _rule(_bound_running_logarithm),
-    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), _rule(_bound_distances)),
-    **dict.fromkeys(("maximum", "minimum", "clamp"), _rule(_bound_larger)),
-    "sum": _rule(_bound_total),
-    "mean": _rule(arithmetic.bound_means),
-    "cumsum": _rule(_bound_running),
-    "prod": _rule(_bound_multiplied),
-    **dict.fromkeys(("amax", "amin", "max", "min"), _rule(_bound_largest)),
-    "var": _rule(partial(_bound_variance, False)),
-    "var_mean": _rule(partial(_bound_variance, True)),
-    "_softmax": _rule(bound_softmax),
-    "_log_softmax": _rule(_bound_log_softmax),
-    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _rule(bound_matrix_products)),
-    **dict.fromkeys(("addmm", "baddbmm"), _rule(arithmetic.bound_affine_products)),
-    "convolution": _rule(_bound_convolution),
-    **dict.fromkeys(_SCATTERING, _rule(_bound_scattered)),
-    **{f"avg_pool{rank}d": _rule(partial(arithmetic.bound_windows, rank)) for rank in (1, 2, 3)},
-    **{f"_adaptive_avg_pool{rank}d": _rule(partial(arithmetic.bound_windows, rank)) for rank in (2, 3)},
-    **dict.fromkeys(_MOVING, _rule(arithmetic.bound_padding, MOVES)),
-    **dict.fromkeys(("view", "_unsafe_view"), _rule(bound_moves, MOVES, view_in_any_layout)),
-    "_reshape_alias": _rule(bound_moves, MOVES, lambda x, shape, strides: x.reshape(shape)),
+    **{name: make_aten_rule(partial(_bound_unary, name)) for name in _UNARY},
+    **dict.fromkeys(("add", "sub"), make_aten_rule(_bound_sum)),
+    "mul": make_aten_rule(_bound_product),
+    "div": make_aten_rule(_bound_quotient),
+    "pow": make_aten_rule(_bound_power),
+    "atan2": make_aten_rule(_bound_angle),
+    "hypot": make_aten_rule(_bound_length),
+    "logcumsumexp": make_aten_rule(_bound_running_logarithm),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), make_aten_rule(_bound_distances)),
+    **dict.fromkeys(("maximum", "minimum", "clamp"), make_aten_rule(_bound_larger)),
+    "sum": make_aten_rule(_bound_total),
+    "mean": make_aten_rule(arithmetic.bound_means),
+    "cumsum": make_aten_rule(_bound_running),
+    "prod": make_aten_rule(_bound_multiplied),
+    **dict.fromkeys(("amax", "amin", "max", "min"), make_aten_rule(_bound_largest)),
+    "var": make_aten_rule(partial(_bound_variance, False)),
+    "var_mean": make_aten_rule(partial(_bound_variance, True)),
+    "_softmax": make_aten_rule(bound_softmax),
+    "_log_softmax": make_aten_rule(_bound_log_softmax),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), make_aten_rule(bound_matrix_products)),
+    **dict.fromkeys(("addmm", "baddbmm"), make_aten_rule(arithmetic.bound_affine_products)),
+    "convolution": make_aten_rule(_bound_convolution),
+    **dict.fromkeys(_SCATTERING, make_aten_rule(_bound_scattered)),
+    **{f"avg_pool{rank}d": make_aten_rule(partial(arithmetic.bound_windows, rank)) for rank in (1, 2, 3)},
+    **{f"_adaptive_avg_pool{rank}d": make_aten_rule(partial(arithmetic.bound_windows, rank)) for rank in (2, 3)},
+    **dict.fromkeys(_MOVING, make_aten_rule(arithmetic.bound_padding, MOVES)),
+    **dict.fromkeys(("view", "_unsafe_view"), make_aten_rule(bound_moves, MOVES, view_in_any_layout)),
+    "_reshape_alias": make_aten_rule(bound_moves, MOVES, lambda x, shape, strides: x.reshape(shape)),
     **{
-        name: _rule(partial(arithmetic.bound_interpolation, mode=mode, is_filtered=name.endswith("_aa")))
+        name: make_aten_rule(partial(arithmetic.bound_interpolation, mode=mode, is_filtered=name.endswith("_aa")))
         for name, mode in _INTERPOLATING.items()
     },
     **{name: OP_RULES[getattr(torch if name in ("sigmoid", "tanh") else F, name)] for name in _NAMED},
-    **dict.fromkeys(("relu", "hardtanh"), _rule(bound_clamps)),
+    **dict.fromkeys(("relu", "hardtanh"), make_aten_rule(bound_clamps)),
 }
 """By the name of the aten op, whatever its overload."""

@@ -341,6 +341,15 @@ def test_casts_and_what_is_computed_with_fewer_bits_round_more(dtype: torch.dtyp
     assert torch.allclose(result.real, x.double() * 2.5 + 1)  # the exact result is not rounded
 
 
+def test_a_number_is_exact_and_has_the_error_of_float32() -> None:
+    result = evaluate(lambda x: x * 0.1, values(torch.tensor([1.0]), 0.0))
+    assert (
+        float(result.real) == 0.1 and abs(float(torch.tensor(0.1)) - 0.1) <= float(result.error()) < 3 * 2.0**-24 * 0.1
+    )
+    turned = evaluate(lambda x: torch.view_as_real(torch.complex(x, x) * 0.1j), values(torch.tensor([1.0]), 0.0))
+    assert turned.real.flatten().tolist() == [-0.1, 0.1]
+
+
 def test_an_op_of_which_no_bound_is_known_leaves_everything_open() -> None:
     result = evaluate(torch.special.bessel_j0, values(torch.tensor([1.0, 2.0]), 0.0))
     assert result.error().tolist() == [math.inf, math.inf]
