@@ -16,7 +16,7 @@ import tomllib
 from fx_quant_conformance.backends.names import SHIPPED
 from fx_quant_conformance.conformance.claims.limits import OWN_ARGUMENTS, list_arguments
 from fx_quant_conformance.conformance.machine.environment import read_detection_power
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.conformance.run.judging import find_baselines
 from fx_quant_conformance.conformance.run.options import OPTIONS
 from fx_quant_conformance.conformance.stages.state import STAGES
@@ -151,7 +151,7 @@ def test_the_page_of_options_is_what_help_says() -> None:
 def test_the_page_of_limits_lists_the_ops_and_arguments_that_are_varied() -> None:
     """``UPDATE_GOLDEN=1 pytest tests/test_documents.py -k limits`` writes the tables again."""
     groups = dict[str, list[str]]()
-    for op, samples in OP_SAMPLES.items():
+    for op, samples in RECORDS.items():
         groups.setdefault(", ".join(f"`{name}`" for name in list_arguments(samples)), []).append(f"`{leaf_name(op)}`")
     rows = ["| ops | arguments |", "|---|---|", *(f"| {', '.join(ops)} | {names} |" for names, ops in groups.items())]
     rows += ["", "| argument | meaning |", "|---|---|"]
@@ -245,7 +245,7 @@ def test_the_table_of_architectures_is_made_of_the_committed_results() -> None:
 
 
 def test_every_op_that_the_suite_varies_belongs_to_a_family() -> None:
-    names = [leaf_name(op) for op in OP_SAMPLES]
+    names = [leaf_name(op) for op in RECORDS]
     assert len(names) > 150
     assert [name for name in names if find_family(name) == OTHER] == [], "enter them in reports/families.py"
 

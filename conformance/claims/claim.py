@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from fx_quant_conformance.backends.base import Capabilities, Flow
+from fx_quant_conformance.conformance.bounds.error_bounds import MOVES
 from fx_quant_conformance.conformance.claims.kinds import Kind, kind_of
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from fx_quant_conformance.conformance.machine.release import PACKAGE
 from fx_quant_conformance.conformance.ops.fused_modules import MEMBERS, QAT_OF, root_of, weight_axis_of
 from fx_quant_conformance.conformance.ops.table import WEIGHTED
-from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
 from fx_quant_conformance.conformance.oracle.table import rule_of
 from fx_quant_conformance.refimpl import (
     BackendConfig,

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from fx_quant_conformance.backends.base import Capabilities, Taken
 from fx_quant_conformance.conformance.claims.case import OF_CASES
 from fx_quant_conformance.conformance.machine.conditions import ConditionError, read_condition
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
-from fx_quant_conformance.conformance.ops.variants import Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.table import RECORDS
+from fx_quant_conformance.conformance.ops.variants import Fixed, OpRecord
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves
 
@@ -57,7 +57,7 @@ class LimitsError(Exception):
 
 def check_limits(limits: Mapping[str, Mapping[str, Taken]]) -> None:
     """Raise LimitsError for an op or argument that the suite does not vary, or for values that are no collection."""
-    samples = {leaf_name(op): each for op, each in OP_SAMPLES.items()}
+    samples = {leaf_name(op): each for op, each in RECORDS.items()}
     for op, arguments in limits.items():
         if op not in samples:
             raise LimitsError(
@@ -87,7 +87,7 @@ def check_globs(capabilities: Capabilities, config: BackendConfig) -> None:
     Either would be without effect. A name in a condition is an argument of an op that its glob fits, or of any case.
     """
     own = (leaf for entry in config.configs for leaf in leaves(entry.normal_pattern))
-    names = sorted({leaf_name(op) for op in (*OP_SAMPLES, *own)})
+    names = sorted({leaf_name(op) for op in (*RECORDS, *own)})
     for field, glob in [
         (name, glob) for name in ("requantize_of", "tolerance", "where") for glob in getattr(capabilities, name)
     ]:
@@ -98,16 +98,14 @@ def check_globs(capabilities: Capabilities, config: BackendConfig) -> None:
             )
 
     for glob, text in capabilities.where.items():
-        given = (
-            name for op in OP_SAMPLES if fnmatchcase(leaf_name(op), glob) for name in list_arguments(OP_SAMPLES[op])
-        )
+        given = (name for op in RECORDS if fnmatchcase(leaf_name(op), glob) for name in list_arguments(RECORDS[op]))
         try:
             read_condition(text).check_names({*OF_CASES, *(name.lstrip("_") for name in given)})
         except ConditionError as error:
             raise LimitsError(f"Capabilities.where[{glob!r}]: {error}") from error
 
 
-def list_arguments(samples: OpSamples) -> Iterator[str]:
+def list_arguments(samples: OpRecord) -> Iterator[str]:
     """Yield the names of an op's arguments that limits may have: those that are varied, or follow from these."""
     derived = samples.derived(samples.base())
     for name, values in samples.arguments.items():

@@ -26,8 +26,8 @@ from fx_quant_conformance.conformance.ops.fused_modules import (
     root_of,
 )
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF, Input, OneInput, PatternModel, Step
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
-from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import Arguments, OpRecord
 from fx_quant_conformance.conformance.ops.weighted import count_out_channels
 from fx_quant_conformance.refimpl import MatchAllNode
 from fx_quant_conformance.refimpl.config.patterns import is_chain, leaf_name, leaves
@@ -63,7 +63,7 @@ class PatternPlan:
 
     root: Any
     """The op whose arguments are varied, by ``samples``."""
-    samples: OpSamples
+    samples: OpRecord
     epilogues: tuple[Any, ...]
     """The ops after the root."""
     fusion: Fusion | None
@@ -161,14 +161,14 @@ def plan_registered(claim: Claim, registered: Registered) -> PatternPlan | str:
     ``root_module``.
     """
     ops = [root_of(leaf) for leaf in claim.ops]
-    known = [op for op in (*ops, claim.entry.root_module) if op in OP_SAMPLES]
+    known = [op for op in (*ops, claim.entry.root_module) if op in RECORDS]
     if not known:
         return f"no op of {claim.pattern} is known to the suite, nor a root_module: register a build without root"
     root = next((op for op in known if op in WEIGHTED), known[0])
     others = tuple(op for op in ops if op is not root)
     return PatternPlan(
         root=root,
-        samples=OP_SAMPLES[root],
+        samples=RECORDS[root],
         epilogues=others,
         fusion=None,
         addition=None,
@@ -186,7 +186,7 @@ def plan_pattern(claim: Claim) -> PatternPlan | str:
         return _cannot_build("a pattern that is not a chain of ops", claim)
     root, fusion, members = _open_module(chain[0], claim)
     epilogues = (*members, *chain[1:])
-    samples = OP_SAMPLES.get(root)
+    samples = RECORDS.get(root)
     if samples is None:
         return _cannot_build(leaf_name(root), claim)
     unknown = [op for op in epilogues if op not in EPILOGUES and op is not torch.add]

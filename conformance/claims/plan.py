@@ -20,7 +20,7 @@ from fx_quant_conformance.conformance.claims.quick import Share, choose_cases
 from fx_quant_conformance.conformance.claims.registered_plan import evaluate, keep_finite, list_registered
 from fx_quant_conformance.conformance.claims.registry import Registered, registered_for
 from fx_quant_conformance.conformance.ops.op_model import Input
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
 from fx_quant_conformance.refimpl import ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 
@@ -168,7 +168,7 @@ _Variant = tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]
 @cache
 def _list_op_variants(root: Any, *, whole: bool, known: bool) -> tuple[_Variant, ...]:
     """List the variants of an op, once for all patterns that have it."""
-    samples = OP_SAMPLES[root]
+    samples = RECORDS[root]
     return tuple((*variant, samples.resolve(variant[1])) for variant in samples.variants(whole=whole, known=known))
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from fx_quant_conformance.conformance.bounds.error_bounds import flatten
 from fx_quant_conformance.conformance.claims.build import build_model
 from fx_quant_conformance.conformance.claims.case import Case, ValueRange
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inputs
 from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, plan_registered
 from fx_quant_conformance.conformance.claims.registry import MisfitError, Registered
-from fx_quant_conformance.conformance.oracle.error_bounds import flatten
 
 
 def list_registered(

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from fx_quant_conformance.conformance.bounds.error_bounds import FUNCTION, OpRule, U, bound_evaluation
 from fx_quant_conformance.conformance.claims.case import ValueRange
 from fx_quant_conformance.conformance.ops.op_model import Input
-from fx_quant_conformance.conformance.oracle.error_bounds import FUNCTION, OpRule, U, bound_evaluation
 from fx_quant_conformance.conformance.oracle.table import OP_RULES, add_vendor_rule
 from fx_quant_conformance.refimpl import ConfigError
 from fx_quant_conformance.refimpl.config.patterns import (

@@ -36,7 +36,7 @@ from fx_quant_conformance.conformance.ops.op_model import (
     ThreeInputs,
     TwoInputs,
 )
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.conformance.ops.weighted import LayerShape
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup
@@ -71,7 +71,7 @@ GO_ON = (False, True, True, True, True, True, True, True)
 
 _NEW = "a new input"
 _VALUE_RANGES = {value_range.name: value_range for value_range in VALUE_RANGES}
-_OPS = {leaf_name(op): op for op in (*EPILOGUES, *OP_SAMPLES)}
+_OPS = {leaf_name(op): op for op in (*EPILOGUES, *RECORDS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,13 @@ class DrawnCall:
     def make_steps(self, channels: Callable[[Sequence[Step]], int]) -> list[Step]:
         """Build the pattern's ops; ``channels`` counts the output channels of the steps before."""
         root, *epilogues = (_OPS[name] for name in self.ops)
-        steps = [OP_SAMPLES[root].step(root, self.arguments)]
+        steps = [RECORDS[root].step(root, self.arguments)]
         for op in epilogues:
             steps.append(EPILOGUES[op](channels(steps)))
         return steps
 
     def __str__(self) -> str:
-        base = OP_SAMPLES[_OPS[self.ops[0]]].base()
+        base = RECORDS[_OPS[self.ops[0]]].base()
         away = {key.lstrip("_"): value for key, value in self.arguments.items() if value != base.get(key, value)}
         words = [*self.inputs, *(f"{key}={value}" for key, value in away.items())]
         return f"{self.name} = {self.pattern}({', '.join(words)})"
@@ -236,7 +236,7 @@ def _can_draw(root: Any, *epilogues: Any) -> bool:
     What follows by channel takes no value of another rank than its channels are in.
     """
     is_in_place = leaf_name(root).endswith("_")
-    return root in OP_SAMPLES and not is_in_place and all(op in EPILOGUES and op not in BY_CHANNEL for op in epilogues)
+    return root in RECORDS and not is_in_place and all(op in EPILOGUES and op not in BY_CHANNEL for op in epilogues)
 
 
 @dataclass(kw_only=True)
@@ -286,7 +286,7 @@ class Drawing:
             return
         taken, ops = self.choose(list(places)), self.patterns[pattern]
         inputs, arguments = self._complete(ops[0], taken, self.choose(places[taken]))
-        if not self._is_taken(ops, OP_SAMPLES[ops[0]].resolve(arguments)):
+        if not self._is_taken(ops, RECORDS[ops[0]].resolve(arguments)):
             return
         call = DrawnCall(
             name=f"v{len(self.calls)}",

@@ -15,7 +15,7 @@ import torch
 
 from fx_quant_conformance.conformance.ops.calls import Shape
 from fx_quant_conformance.conformance.ops.op_model import OneInput
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed
 from fx_quant_conformance.conformance.ops.weighted import LayerShape
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
@@ -50,7 +50,7 @@ def options_for(op: Any, shape: Shape) -> tuple[dict[str, Any], ...]:
 
     What depends on other values or is free to choose is left out: the sizes of a second operand, channels.
     """
-    if op in _NOT_DRAWN or op not in OP_SAMPLES:
+    if op in _NOT_DRAWN or op not in RECORDS:
         return ()
     unique = {repr(arguments): arguments for arguments in _select_family(op)(op, shape)}
     return tuple(arguments for arguments in unique.values() if all(map(_is_plain, arguments.values())))
@@ -74,13 +74,13 @@ def _is_plain(value: Any) -> bool:
 @cache
 def _variants_of(op: Any) -> tuple[dict[str, Any], ...]:
     """Return the op's variants without those that are not drawn."""
-    variants = (arguments for _, arguments in OP_SAMPLES[op].variants(known=False))
+    variants = (arguments for _, arguments in RECORDS[op].variants(known=False))
     return tuple(each for each in variants if not any(each.get(name) == value for name, value in _RARE.items()))
 
 
 def _list_variants(op: Any, shape: Shape) -> list[dict[str, Any]]:
     """List the variants of an op of one tensor that run on a value of this shape."""
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     shapes = samples.arguments.get("shape", ())
     ranks = () if isinstance(shapes, Fixed) else {len(each) for each in shapes}
     variants = [{**arguments, "shape": shape} for arguments in _variants_of(op)] if len(shape) in ranks else []
@@ -91,7 +91,7 @@ def _runs(op: Any, shape: Shape, arguments: Arguments) -> bool:
     """Tell whether an op takes a value of this shape, gives finite numbers, and can be trained on it."""
     try:
         with torch.random.fork_rng(devices=[]):
-            model = OneInput([OP_SAMPLES[op].step(op, arguments)])
+            model = OneInput([RECORDS[op].step(op, arguments)])
             results = [each(torch.ones(shape)) for each in (model.eval(), model.train())]
             if results[1].requires_grad:
                 torch.autograd.grad(results[1].sum(), list(model.parameters()), allow_unused=True)
@@ -102,7 +102,7 @@ def _runs(op: Any, shape: Shape, arguments: Arguments) -> bool:
 
 def _list_pairs(op: Any, shape: Shape) -> list[dict[str, Any]]:
     """List a second tensor, the same one twice, or a number, in either place."""
-    values = OP_SAMPLES[op].arguments
+    values = RECORDS[op].arguments
     names = [name for name in ("other", "alpha", "_number_first") if name in values]
     options = [dict(zip(names, each, strict=True)) for each in product(*(values[name] for name in names))]  # type: ignore[arg-type]
     return [each for each in options if not (each["_number_first"] and isinstance(each["other"], str))]

@@ -1,1 +1,1 @@
-"""How each op that a pattern can name is built, called and varied."""
+"""The record of each op that a pattern can name: how it is built, called and varied, and how it may be off."""

@@ -1,20 +1,34 @@
-"""Samples of activation functions and normalisations (variants.py).
+"""Activation functions: how they are called and varied, and how far a right backend may be off (NUM-03, NUM-04).
 
-What quantized kernels commonly lack (a normalisation without statistics or parameters, an input without a batch) is
-varied with few other arguments, so that a fallback to float does not hide the pairs of the others.
+Every backend may evaluate them in float32 (u, γₙ: error_bounds.py). An error before the function is called grows by its
+steepest slope at most; the evaluation adds its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds.error_bounds import (
+    FUNCTION,
+    RESCALE,
+    Errors,
+    OpCall,
+    OpRule,
+    U,
+    Value,
+    add_error,
+    bound_dequantizing,
+    error_of,
+    gamma,
+)
 from fx_quant_conformance.conformance.ops.calls import (
     INPLACE,
     PLACES,
@@ -24,16 +38,199 @@ from fx_quant_conformance.conformance.ops.calls import (
     construct,
     sample_elementwise,
 )
-from fx_quant_conformance.conformance.ops.op_model import Input, Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
-from fx_quant_conformance.refimpl.releases import format_lack, has
+from fx_quant_conformance.conformance.ops.op_model import Step
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
 
-_CHANNELS = Fixed(reason="varied under shape, whose channels they are")
-_MOMENTUM = Fixed(reason="of effect only in training, when statistics are kept")
+# -- rules of elementwise functions -----------------------------------------------------------------------------------
 
-# -- elementwise ------------------------------------------------------------------------------------------------------
+Slope: TypeAlias = Callable[[OpCall, Tensor], Tensor | float]
+"""The steepest slope of a function within the whole error of its operand, for a call and that error."""
+Evaluation: TypeAlias = Callable[[OpCall], Tensor | float]
+"""How far a function of the dequantized value is off, in real units."""
 
 
+def bound_elementwise(slope: Slope, evaluation: Evaluation, call: OpCall) -> Errors:
+    """An elementwise function: errors grow by the steepest slope within them."""
+    x = call.values()[0]
+    dequantized = bound_dequantizing(x)
+    steepest = slope(call, x.error() + dequantized)
+    errors = {cause: steepest * error for cause, error in x.errors.items()}
+    return add_error(errors, "function", steepest * dequantized + evaluation(call))
+
+
+def _find_sigmoid_slope(call: OpCall, error: Tensor) -> Tensor:
+    """σ' = σ(1 − σ) falls with |x|."""
+    nearest = (call.values()[0].real.abs() - error).clamp(min=0).sigmoid()
+    return nearest * (1 - nearest)
+
+
+def _find_tanh_slope(call: OpCall, error: Tensor) -> Tensor:
+    """The slope tanh' = 1 − tanh² falls with |x|."""
+    return 1 - (call.values()[0].real.abs() - error).clamp(min=0).tanh().square()
+
+
+def _find_leaky_slope(call: OpCall, error: Tensor) -> float:
+    return max(1.0, abs(float(call.option("negative_slope", 1, 0.01))))
+
+
+def _find_step_of_leaky(call: OpCall) -> Tensor | None:
+    """The integers of x are the accumulator, in steps of s_x, or of a·s_x where they are negative."""
+    x, slope = call.values()[0], abs(float(call.option("negative_slope", 1, 0.01)))
+    if x.step is None or x.step.numel() > 1 or not slope:
+        return None
+    return torch.where(x.real < 0, slope * x.step, x.step)
+
+
+def _find_softplus_slope(call: OpCall, error: Tensor) -> Tensor:
+    """The slope is σ(βx) ≤ 1. Above the threshold T the function is x, lower by J = log(1 + e⁻ᵀ) / β.
+
+    Where βx, twice rounded, is within the error of T, the result moves by the slope's part or by J, which are opposed:
+    by at most the larger one.
+    """
+    x = call.values()[0].real
+    beta, threshold = _read_softplus(call)
+    step = math.log1p(math.exp(-threshold)) / beta
+    is_near = (beta * x - threshold).abs() <= beta * error + gamma(2) * (beta * x).abs()
+    slope: Tensor = torch.where(is_near, step / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0).clamp(min=1.0)
+    return slope
+
+
+def _read_softplus(call: OpCall) -> tuple[float, float]:
+    return float(call.option("beta", 1, 1.0)), float(call.option("threshold", 2, 20.0))
+
+
+def _bound_softplus(call: OpCall) -> Tensor:
+    """log(1 + eᵇˣ) / β: the product rounds, u·|βx|·σ(βx) ≤ u·(L + 0.3), L the logarithm.
+
+    An exponential off by 2u moves L by 2u·σ ≤ 2u, the sum by u; the logarithm is within one ulp, 2u·L, and a quotient
+    by β or a product with a rounded 1/β rounds twice. In all γ₅·|y| + γ₄ / β.
+    """
+    bound: Tensor = gamma(5) * call.result.abs() + gamma(4) / _read_softplus(call)[0]
+    return bound
+
+
+def _read_alpha(call: OpCall) -> float:
+    return abs(float(call.option("alpha", 1, 1.0)))
+
+
+def _make_rule(
+    name: str,
+    slope: Slope,
+    evaluation: Evaluation,
+    arithmetic: str = FUNCTION,
+    step: Callable[[OpCall], Tensor | None] | None = None,
+) -> OpRule:
+    """RESCALE: a function that is one factor or another, which integers compute as they compute a product."""
+    bound = partial(bound_elementwise, slope, evaluation)
+    source = f"torch.nn.functional.{name}; NUM-04"
+    return OpRule(arithmetic=arithmetic, bound=bound, source=source, accumulator_step=step)
+
+
+# x, or a·x: a is rounded to float32, and the product.
+_LEAKY_RELU = _make_rule(
+    "leaky_relu", _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE, _find_step_of_leaky
+)
+# x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
+# The slope is 1 or a·eˣ.
+_ELU = _make_rule("elu", lambda call, error: max(1.0, _read_alpha(call)), lambda call: gamma(5) * _read_alpha(call))
+# x·min(max(x + 3, 0), 6) / 6: where the sum is not clamped, |x| ≤ 3, it rounds by 6u and moves the result by u·|x|;
+# then a product, and a quotient or a product with a rounded 1/6. Slopes lie between −1/2 and 3/2.
+_HARDSWISH = _make_rule("hardswish", lambda call, error: 1.5, lambda call: gamma(4) * call.values()[0].real.abs())
+# min(max(x + 3, 0), 6) / 6: the sum, a rounded 1/6, the product; all of at most 1.
+_HARDSIGMOID = _make_rule("hardsigmoid", lambda call, error: 1 / 6, lambda call: gamma(3))
+# 1 / (1 + e⁻ˣ): an exponential off by 2u moves σ by σ(1 − σ)·2u ≤ u/2; the sum and the quotient round, σ ≤ 1.
+_SIGMOID = _make_rule("sigmoid", _find_sigmoid_slope, lambda call: gamma(3))
+# Within one ulp directly; or as 2σ(2x) − 1, twice as far off as σ, and one rounding more.
+_TANH = _make_rule("tanh", _find_tanh_slope, lambda call: gamma(7))
+# x·σ(x): σ within γ₃, and a product. Slopes lie between −0.1 and 1.1.
+_SILU = _make_rule("silu", lambda call, error: 1.1, lambda call: gamma(4) * call.values()[0].real.abs())
+# x·tanh(s), s = log(1 + eˣ): an exponential off by 2u moves s by at most 2u, the sum by u, the logarithm by 2u·s;
+# tanh moves by sech²(s) ≤ 1 of it, and s·sech²(s) < 1/2; it is within γ₇, and the product rounds. Slopes lie
+# between −0.12 and 1.09.
+_MISH = _make_rule("mish", lambda call, error: 1.09, lambda call: gamma(12) * call.values()[0].real.abs())
+_SOFTPLUS = _make_rule("softplus", _find_softplus_slope, _bound_softplus)
+# x·Φ(x), or with the tangent's approximation of Φ: that within four ulp (8u), and two products. Slopes reach 1.13.
+_GELU = _make_rule("gelu", lambda call, error: 1.13, lambda call: gamma(10) * call.values()[0].real.abs())
+FUNCTIONS: Mapping[str, OpRule] = {
+    "leaky_relu": _LEAKY_RELU,
+    "elu": _ELU,
+    "hardswish": _HARDSWISH,
+    "hardsigmoid": _HARDSIGMOID,
+    "sigmoid": _SIGMOID,
+    "tanh": _TANH,
+    "silu": _SILU,
+    "mish": _MISH,
+    "softplus": _SOFTPLUS,
+    "gelu": _GELU,
+}
+"""By its name, the rule of an aten op as well: its arguments are the same, in one order."""
+
+
+def bound_prelu(call: OpCall) -> Errors:
+    """x, or a·x where it is negative, a by channel: errors of x grow by 1, or by |a| below zero, those of a by |x|.
+
+    A config may have a quantized, as fx observes each tensor that a function is given: it is then dequantized, with two
+    roundings, before the product: γ₃.
+    """
+    x, a = call.values()[0], _read_slopes(call)
+    reach = a.real.abs() + a.error()
+    dequantized = bound_dequantizing(x)
+    steepest = torch.where(x.real + x.error() + dequantized < 0, reach, reach.clamp(min=1.0))
+    negative = (x.error() - x.real).clamp(min=0.0)
+    errors = {
+        cause: steepest * error_of(cause)(x) + negative * error_of(cause)(a)
+        for cause in dict.fromkeys((*x.errors, *a.errors))
+    }
+    return add_error(errors, "function", steepest * dequantized + gamma(3) * call.result.abs())
+
+
+def _read_slopes(call: OpCall) -> Value:
+    """The slopes of a PReLU, broadcast to the channels of its operand."""
+    slopes, rank = call.option("weight", 1), call.values()[0].real.dim()
+    value = slopes if isinstance(slopes, Value) else Value(real=slopes.detach().double())
+    shape = (1, -1, *[1] * (rank - 2)) if value.real.numel() > 1 else (1,) * rank
+    errors = {cause: error_of(cause)(value).reshape(shape) for cause in value.errors}
+    return Value(real=value.real.reshape(shape), errors=errors)
+
+
+_PRELU_RULE = OpRule(arithmetic=RESCALE, bound=bound_prelu, source="torch.nn.functional.prelu; NUM-04")
+
+# -- softmax ----------------------------------------------------------------------------------------------------------
+
+EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
+_NEGLIGIBLE = 104.0  # of exponents: e to minus this is less than any float32
+_BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
+
+
+def bound_softmax(call: OpCall) -> Errors:
+    """eˣⁱ / Σ eˣʲ over n elements: with eˣ off by factors of 1 + ρ, yᵢ is off by yᵢ(ρᵢ + S) / (1 − S), S = Σ yⱼρⱼ.
+
+    ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
+    the quotient add γₙ₊₁·yᵢ; exponentials below 2⁻¹²⁶ may be flushed to zero, n of them be missing. Errors of the
+    operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2; those of an xⱼ that is 104 below another for all
+    errors do not count, as under a mask: e⁻¹⁰⁴ < 2⁻¹⁵⁰. The bound is at most 1, as y is: it is 1 where x is so large
+    that S reaches 1, and nothing is known of y.
+    """
+    x, y, dim = call.values()[0], call.result, call.option("dim", 1)
+    axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
+    counts = x.real + x.error() > (x.real - x.error()).amax(axis, keepdim=True) - _NEGLIGIBLE
+    largest = {cause: torch.where(counts, error, 0.0).amax(axis, keepdim=True) for cause, error in x.errors.items()}
+    errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
+    dequantized = bound_dequantizing(x).nan_to_num(posinf=0.0)
+    below = (x.real.amax(axis, keepdim=True) - x.real).abs().nan_to_num(0.0, 0.0)  # e to minus infinity is zero
+    exponent = dequantized + torch.where(counts, dequantized, 0.0).amax(axis, keepdim=True) + U * below
+    factor = torch.expm1(exponent.clamp(max=_BEYOND)) + EXP
+    total = (y * factor).sum(axis, keepdim=True)
+    off = y * ((factor + total) / (1 - total) + gamma(y.shape[axis] + 1))
+    return add_error(errors, "function", torch.where(total < 1, off, 1.0).clamp(max=1.0) + y.shape[axis] * 2.0**-126)
+
+
+_SOFTMAX = OpRule(arithmetic=FUNCTION, bound=bound_softmax, source="torch.nn.Softmax; NUM-04")
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+EPILOGUE_SLOPE = 0.3125
+"""The slope of what follows a layer; not the default, 0.01."""
 _ALPHA = (1.0, 0.3, 2.5)
 _SLOPE = (0.01, 0.3, -0.5, 1.5)
 _IGNORED = Fixed(reason="of nn.Module's constructor, which takes none")
@@ -53,7 +250,9 @@ def _build_prelu(op: Any, arguments: Arguments) -> Step:
     return Step(op=module)
 
 
-_PRELU = OpSamples(
+_PRELU = OpRecord(
+    rule=_PRELU_RULE,
+    epilogue={"init": EPILOGUE_SLOPE},
     arguments={
         "num_parameters": (1, 7, 65),
         "init": (0.25, 1.5, -0.5),
@@ -77,6 +276,7 @@ def _call_prelu(op: Any, arguments: Arguments) -> Step:
 
 _PRELU_FUNCTION = replace(
     _PRELU,
+    epilogue={"init": EPILOGUE_SLOPE, "_by_name": True},
     arguments={
         **{name: values for name, values in _PRELU.arguments.items() if name not in PLACES},
         "input": TENSOR,
@@ -87,8 +287,8 @@ _PRELU_FUNCTION = replace(
 )
 
 
-def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, **more: Any) -> OpSamples:
-    return OpSamples(
+def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, **more: Any) -> OpRecord:
+    return OpRecord(
         arguments={
             "dim": dims,
             # A sum of n equal terms near 2³² / n overflows 32 bits if rounded up: a little for 513, to zero for 1024.
@@ -97,212 +297,61 @@ def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, *
         },
         step=step,
         is_valid=lambda a: are_axes(len(a["shape"]), a["dim"]),
+        rule=_SOFTMAX,
     )
 
 
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
 _BETA: dict[str, Any] = {"beta": (1.0, 0.5, 3.0), "threshold": (20.0, 3.0)}
-_ACTIVATIONS: dict[Any, OpSamples] = {
-    nn.ELU: sample_elementwise(construct, alpha=_ALPHA, inplace=INPLACE),
-    F.elu: sample_elementwise(call(alpha=1.0, inplace=False), input=TENSOR, alpha=_ALPHA, inplace=INPLACE),
-    nn.LeakyReLU: sample_elementwise(construct, negative_slope=_SLOPE, inplace=INPLACE),
+_BY_DEFAULT: Arguments = {}
+"""Those of an epilogue of which nothing is varied."""
+
+
+def _sample_functions(
+    rule: OpRule, module: type[nn.Module], function: Callable[..., Any], epilogue: Arguments, **arguments: Any
+) -> dict[Any, OpRecord]:
+    """A module and a function that both may work in place."""
+    defaults = {name: values[0] for name, values in arguments.items()} | {"inplace": False}
+    varied = {**arguments, "inplace": INPLACE}
+    return {
+        module: sample_elementwise(construct, rule=rule, epilogue=epilogue, **varied),
+        function: sample_elementwise(call(**defaults), rule=rule, epilogue=epilogue, input=TENSOR, **varied),
+    }
+
+
+RECORDS: dict[Any, OpRecord] = {
+    **_sample_functions(_ELU, nn.ELU, F.elu, {"alpha": 0.3}, alpha=_ALPHA),
+    **_sample_functions(_HARDSWISH, nn.Hardswish, F.hardswish, _BY_DEFAULT),
+    **_sample_functions(_HARDSIGMOID, nn.Hardsigmoid, F.hardsigmoid, _BY_DEFAULT),
+    **_sample_functions(_SILU, nn.SiLU, F.silu, _BY_DEFAULT),
+    **_sample_functions(_MISH, nn.Mish, F.mish, _BY_DEFAULT),
+    nn.LeakyReLU: sample_elementwise(construct, rule=_LEAKY_RELU, negative_slope=_SLOPE, inplace=INPLACE),
     F.leaky_relu: sample_elementwise(
-        call(negative_slope=0.01, inplace=False), input=TENSOR, negative_slope=_SLOPE, inplace=INPLACE
+        call(negative_slope=0.01, inplace=False),
+        rule=_LEAKY_RELU,
+        input=TENSOR,
+        negative_slope=_SLOPE,
+        inplace=INPLACE,
     ),
-    F.leaky_relu_: sample_elementwise(_call_leaky_relu_, negative_slope=_SLOPE, _by_name=(False, True)),
+    F.leaky_relu_: sample_elementwise(
+        _call_leaky_relu_, rule=_LEAKY_RELU, negative_slope=_SLOPE, _by_name=(False, True)
+    ),
     nn.PReLU: _PRELU,
-    **dict.fromkeys((nn.Hardswish, nn.Hardsigmoid), sample_elementwise(construct, inplace=INPLACE)),
-    **dict.fromkeys(
-        (F.hardswish, F.hardsigmoid), sample_elementwise(call(inplace=False), input=TENSOR, inplace=INPLACE)
+    F.prelu: _PRELU_FUNCTION,
+    nn.Sigmoid: sample_elementwise(construct, rule=_SIGMOID, epilogue=_BY_DEFAULT, args=_IGNORED, kwargs=_IGNORED),
+    **dict.fromkeys((torch.sigmoid, "sigmoid"), sample_elementwise(call(), rule=_SIGMOID, epilogue=_BY_DEFAULT)),
+    "sigmoid_": sample_elementwise(call(), rule=_SIGMOID),
+    nn.Tanh: sample_elementwise(construct, rule=_TANH, args=_IGNORED, kwargs=_IGNORED),
+    **dict.fromkeys((torch.tanh, "tanh", "tanh_"), sample_elementwise(call(), rule=_TANH)),
+    nn.GELU: sample_elementwise(construct, rule=_GELU, epilogue=_BY_DEFAULT, approximate=("none", "tanh")),
+    F.gelu: sample_elementwise(
+        call(approximate="none"), rule=_GELU, epilogue=_BY_DEFAULT, approximate=("none", "tanh")
     ),
-    **dict.fromkeys((nn.Sigmoid, nn.Tanh), sample_elementwise(construct, args=_IGNORED, kwargs=_IGNORED)),
-    **dict.fromkeys((torch.sigmoid, "sigmoid", "sigmoid_", torch.tanh, "tanh", "tanh_"), sample_elementwise(call())),
+    nn.Softplus: sample_elementwise(construct, rule=_SOFTPLUS, epilogue=_BY_DEFAULT, **_BETA),
+    F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), rule=_SOFTPLUS, epilogue=_BY_DEFAULT, **_BETA),
     nn.Softmax: _sample_softmax(construct, -1, 1, 0, None),
     F.softmax: _sample_softmax(
         call(dim=None), -1, 1, 0, None, input=TENSOR, dtype=_FLOAT_DTYPE, _stacklevel=Fixed(reason="of a warning")
     ),
     **dict.fromkeys((torch.softmax, "softmax"), _sample_softmax(call("dim"), -1, 1, 0, dtype=_FLOAT_DTYPE)),
-    F.prelu: _PRELU_FUNCTION,
-    **dict.fromkeys((nn.SiLU, nn.Mish), sample_elementwise(construct, inplace=INPLACE)),
-    **dict.fromkeys((F.silu, F.mish), sample_elementwise(call(inplace=False), input=TENSOR, inplace=INPLACE)),
-    nn.GELU: sample_elementwise(construct, approximate=("none", "tanh")),
-    F.gelu: sample_elementwise(call(approximate="none"), approximate=("none", "tanh")),
-    nn.Softplus: sample_elementwise(construct, **_BETA),
-    F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), **_BETA),
 }
-
-# -- normalisations ---------------------------------------------------------------------------------------------------
-
-
-def _draw_parameters(*shape: int) -> tuple[Tensor, Tensor]:
-    """A weight of both signs and a bias, all different, in float32 from torch's generator."""
-    signs = (1 - 2 * (torch.arange(int(torch.Size(shape).numel())) % 3 == 1).float()).reshape(shape)
-    return torch.empty(shape).uniform_(0.5, 1.5) * signs, torch.empty(shape).uniform_(-1, 1)
-
-
-def _draw_statistics(channels: int) -> tuple[Tensor, Tensor]:
-    """A mean and a variance for each channel, as training would have left them."""
-    return torch.empty(channels).normal_(), torch.empty(channels).uniform_(0.5, 2.0)
-
-
-def _set_parameters(norm: Any) -> Step:
-    """The normalisation with drawn parameters and statistics, as far as it has them."""
-    with torch.no_grad():
-        if norm.weight is not None:
-            weight, bias = _draw_parameters(*norm.weight.shape)
-            norm.weight.copy_(weight)
-            if norm.bias is not None:
-                norm.bias.copy_(bias)
-        if getattr(norm, "running_mean", None) is not None:
-            mean, variance = _draw_statistics(norm.num_features)
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(variance)
-    return Step(op=norm)
-
-
-def _has_few_rare(common: Arguments, rare: tuple[str, ...], a: Arguments) -> bool:
-    """Whether at most one of the `rare` arguments is away from `common`, and if one is, the shape is not.
-
-    A missing bias is that of an affine normalisation.
-    """
-    away = [name for name in rare if name in a and a[name] != common[name]]
-    if not a.get("bias", True) and not a.get("affine", True):
-        return False
-    return not away or (len(away) == 1 and a["shape"] == common["shape"])
-
-
-_BIAS: Any = (True, False) if has("norm_bias") else Fixed(reason=format_lack("norm_bias"))
-
-
-def _sample_channel_norm(rank: int, *, is_batch: bool) -> OpSamples:
-    """Sample a batch or an instance norm, in eval mode; an instance may come without a batch."""
-    extents = ((9,), (3, 5), (2, 3, 2))[rank - 1]
-    large = ((1025,), (33, 17), (9, 8, 7))[rank - 1]
-    varied: dict[str, tuple[Any, ...] | Fixed] = {
-        "eps": (1e-5, 0.0625),
-        "affine": (is_batch, not is_batch),
-        "track_running_stats": (is_batch, not is_batch),
-        "bias": _BIAS,
-        "shape": ((2, 7, *extents), (1, 65, *extents), (4, 8, *extents), (1, 1, *large), (1, 64, *extents)),
-    } | ({} if is_batch else {"_unbatched": (False, True)})
-    common = {name: values[0] for name, values in varied.items() if not isinstance(values, Fixed)}
-    named = ("eps", "affine", "track_running_stats", "bias")
-    rare = ("track_running_stats", "bias", "affine" if is_batch else "_unbatched")
-    return OpSamples(
-        arguments={"num_features": _CHANNELS, "momentum": _MOMENTUM, **varied, **PLACES},
-        inputs=lambda a: (Input(shape=a["shape"][1:] if a.get("_unbatched") else a["shape"]),),
-        step=lambda op, a: _set_parameters(op(a["shape"][1], **{name: a[name] for name in named if name in a})),
-        is_valid=partial(_has_few_rare, common, rare),
-        derived=lambda a: {"num_features": a["shape"][1]},
-    )
-
-
-_LAYERS: dict[str, Any] = {
-    "normalized_shape": Fixed(reason="the last axes: varied under shape, and under _axes, how many"),
-    "eps": (1e-5, 0.0625),
-    "bias": (True, False),
-    "_axes": (1, 2, 3),
-    "shape": ((2, 7, 9), (4, 65), (1, 8, 3, 5), (65,), (3, 1025), (2, 1, 3, 4, 5)),
-}
-
-
-def _has_axes(a: Arguments) -> bool:
-    has_bias = a["bias"] or a.get("elementwise_affine", True)
-    return bool(has_bias) and a["_axes"] <= len(a["shape"])
-
-
-def _derive_axes(a: Arguments) -> Arguments:
-    return {"normalized_shape": a["shape"][-a["_axes"] :]}
-
-
-def _build_layer_norm(op: Any, a: Arguments) -> Step:
-    """One axis is given as a number, more as a tuple."""
-    shape = a["shape"][-a["_axes"] :]
-    options = {name: a[name] for name in ("eps", "elementwise_affine", "bias")}
-    return _set_parameters(op(shape if len(shape) > 1 else shape[0], **options))
-
-
-def _call_with_parameters(function: Callable[..., Any], a: Arguments, *shape: int) -> Step:
-    """A function of x, weight and bias, with those of the two that are asked for."""
-    weight, bias = _draw_parameters(*shape)
-    return Step(op=function, parameters=(weight if a["weight"] else None, bias if a["bias"] else None))
-
-
-def _call_layer_norm(op: Any, a: Arguments) -> Step:
-    shape, eps = a["shape"][-a["_axes"] :], a["eps"]
-    return _call_with_parameters(partial(_normalize, op, shape, eps), a, *shape)
-
-
-def _call_group_norm(op: Any, a: Arguments) -> Step:
-    groups, eps = a["num_groups"], a["eps"]
-    return _call_with_parameters(partial(_normalize, op, groups, eps), a, a["shape"][1])
-
-
-def _normalize(op: Any, parts: Any, eps: float, x: Any, weight: Any, bias: Any) -> Any:
-    """Call layer_norm with its axes, or group_norm with its groups."""
-    return op(x, parts, weight, bias, eps)
-
-
-def _build_group_norm(op: Any, a: Arguments) -> Step:
-    options = {name: a[name] for name in ("eps", "affine", "bias") if name in a}
-    return _set_parameters(op(a["num_groups"], a["shape"][1], **options))
-
-
-def _call_instance_norm(op: Any, a: Arguments) -> Step:
-    channels, uses_input, eps = a["shape"][1], a["use_input_stats"], a["eps"]
-    step = _call_with_parameters(partial(_normalize_instances, op, uses_input, eps), a, channels)
-    return step if uses_input else replace(step, statistics=_draw_statistics(channels))
-
-
-def _normalize_instances(op: Any, uses_input: bool, eps: float, x: Any, weight: Any, bias: Any, *given: Any) -> Any:
-    return op(x, *(given or (None, None)), weight, bias, uses_input, eps=eps)
-
-
-_STATISTICS = Fixed(reason="tensors, given where use_input_stats is False, and then they are needed")
-_PARAMETERS: dict[str, Any] = {"input": TENSOR, "weight": (True, False), "bias": (True, False), "eps": (1e-5, 0.0625)}
-_GROUPS: dict[str, Any] = {
-    "num_groups": (2, 1, 8),
-    "shape": ((2, 8, 3, 5), (1, 64, 9), (4, 16), (1, 8, 33, 17), (1, 8, 2, 3, 2)),
-}
-_NORMALISATIONS: dict[Any, OpSamples] = {
-    nn.LayerNorm: OpSamples(
-        arguments={**_LAYERS, "elementwise_affine": (True, False), **PLACES},
-        step=_build_layer_norm,
-        is_valid=_has_axes,
-        derived=_derive_axes,
-    ),
-    F.layer_norm: OpSamples(
-        arguments=_LAYERS | _PARAMETERS, step=_call_layer_norm, is_valid=_has_axes, derived=_derive_axes
-    ),
-    nn.GroupNorm: OpSamples(
-        arguments={
-            "num_channels": _CHANNELS,
-            **_GROUPS,
-            "eps": (1e-5, 0.0625),
-            "affine": (True, False),
-            "bias": _BIAS,
-            **PLACES,
-        },
-        step=_build_group_norm,
-        is_valid=lambda a: a.get("bias", True) or a["affine"],
-    ),
-    F.group_norm: OpSamples(arguments={**_PARAMETERS, **_GROUPS}, step=_call_group_norm),
-    F.instance_norm: OpSamples(
-        arguments={
-            **_PARAMETERS,
-            "running_mean": _STATISTICS,
-            "running_var": _STATISTICS,
-            "momentum": _MOMENTUM,
-            "use_input_stats": (True, False),
-            "shape": ((2, 7, 3, 5), (1, 65, 9), (4, 8, 3, 3), (1, 1, 33, 17), (1, 7, 2, 3, 2)),
-        },
-        step=_call_instance_norm,
-    ),
-    nn.InstanceNorm1d: _sample_channel_norm(1, is_batch=False),
-    nn.InstanceNorm2d: _sample_channel_norm(2, is_batch=False),
-    nn.InstanceNorm3d: _sample_channel_norm(3, is_batch=False),
-    nn.BatchNorm2d: _sample_channel_norm(2, is_batch=True),
-    nn.BatchNorm3d: _sample_channel_norm(3, is_batch=True),
-}
-
-OP_SAMPLES: dict[Any, OpSamples] = {**_ACTIVATIONS, **_NORMALISATIONS}

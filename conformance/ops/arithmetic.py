@@ -1,8 +1,9 @@
-"""Samples of ops without weights that add, multiply, join, clamp, average or pad values (variants.py)."""
+"""Ops without weights that add, multiply, join, clamp, average or pad values: their samples and rules (variants.py)."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,19 +12,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds import error_bounds_arithmetic as bounds
+from fx_quant_conformance.conformance.bounds.error_bounds import (
+    DOT_PRODUCT,
+    FUNCTION,
+    MOVES,
+    RESCALE,
+    ErrorBound,
+    OpCall,
+    OpRule,
+    bound_clamps,
+    bound_matrix_products,
+    bound_sums,
+)
 from fx_quant_conformance.conformance.ops.calls import (
     ANY_SHAPE,
     INPLACE,
     LARGE,
+    MOVED,
     TENSOR,
     Shape,
     are_axes,
     call,
     construct,
+    move_copy,
     sample_elementwise,
 )
 from fx_quant_conformance.conformance.ops.op_model import Input, Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _make_rule(
+    kind: str, bound: ErrorBound, source: str, step: Callable[[OpCall], Tensor | None] | None = None
+) -> OpRule:
+    return OpRule(arithmetic=kind, bound=bound, source=source, accumulator_step=step)
+
+
+_SUM = _make_rule(RESCALE, bound_sums, "NUM-04", lambda call: torch.zeros((), dtype=torch.float64))
+_PRODUCT = _make_rule(RESCALE, bounds.bound_products, "NUM-04", bounds.find_step_of_product)
+_MATRIX_PRODUCT = _make_rule(DOT_PRODUCT, bound_matrix_products, "torch.matmul; NUM-03")
+_FLOORS = _make_rule(FUNCTION, bounds.bound_floors, "torch.floor_divide")
+# A bound that is off the output's grid is rounded to it; what lies between the bounds is not touched.
+_CLAMPED = _make_rule(MOVES, bound_clamps, "NUM-05")
+# Not in force when not training; it has its own observer all the same.
+_DROPPED = _make_rule(RESCALE, bound_clamps, "torch.nn.functional.dropout; NUM-04")
+_PADDED = _make_rule(MOVES, bounds.bound_padding, "torch.nn.functional.pad; NUM-05")
+
+# -- samples ----------------------------------------------------------------------------------------------------------
 
 _ROUNDS = Fixed(reason="a floor or a truncation is another function: operator.floordiv has samples")
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
@@ -69,8 +106,9 @@ def _is_valid_binary(arguments: Arguments) -> bool:
     return arguments["shape"] in _PAIRS[:2] and (is_number or not arguments["_number_first"])
 
 
-def _sample_binary(**alpha: tuple[float, ...]) -> OpSamples:
-    return OpSamples(
+def _sample_binary(rule: OpRule, **alpha: tuple[float, ...]) -> OpRecord:
+    return OpRecord(
+        rule=rule,
         arguments={
             "other": ("tensor", "itself", 2, 0.3, -1.5),
             **alpha,
@@ -84,7 +122,7 @@ def _sample_binary(**alpha: tuple[float, ...]) -> OpSamples:
     )
 
 
-_FLOOR = sample_elementwise(call("other"), known=(), other=(2, 0.5, -1.5))
+_FLOOR = sample_elementwise(call("other"), known=(), rule=_FLOORS, other=(2, 0.5, -1.5))
 """⌊x / d⌋ of a tensor. Models use the op on sizes; on those there are no dtypes to claim, and nothing is quantized."""
 
 _MATRICES: tuple[tuple[Shape, Shape], ...] = (
@@ -98,7 +136,9 @@ _MATRICES: tuple[tuple[Shape, Shape], ...] = (
     ((2, 1025), (1025, 3)),
     ((64, 1), (1, 64)),
 )
-_MATMUL = OpSamples(arguments={"shape": _MATRICES, "other": TENSOR}, inputs=_make_inputs, step=call())
+_MATMUL = OpRecord(
+    arguments={"shape": _MATRICES, "other": TENSOR}, inputs=_make_inputs, step=call(), rule=_MATRIX_PRODUCT
+)
 _BATCHES: tuple[tuple[Shape, Shape], ...] = (
     ((2, 3, 9), (2, 9, 5)),
     ((1, 8, 65), (1, 65, 7)),
@@ -106,8 +146,12 @@ _BATCHES: tuple[tuple[Shape, Shape], ...] = (
     ((2, 9, 1), (2, 1, 8)),
     ((1, 2, 1025), (1, 1025, 3)),
 )
-_BMM = OpSamples(arguments={"shape": _BATCHES, "out_dtype": _FLOAT_DTYPE}, inputs=_make_inputs, step=call())
-_QUOTIENT = sample_elementwise(call("other"), other=(2, 0.3, -8.0))
+_BMM = replace(_MATMUL, arguments={"shape": _BATCHES, "out_dtype": _FLOAT_DTYPE})
+_QUOTIENT = sample_elementwise(
+    call("other"),
+    rule=_make_rule(RESCALE, bounds.bound_quotients, "torch.div; NUM-04"),
+    other=(2, 0.3, -8.0),
+)
 """x / d by a number. The grid of a quantized divisor holds zero, for which there is no exact result."""
 
 
@@ -123,7 +167,7 @@ def _add_product(op: Any, arguments: Arguments) -> Step:
     return replace(step, parameters=parameters)
 
 
-_ADDMM = OpSamples(
+_ADDMM = OpRecord(
     arguments={
         "beta": (1, 0.5, -1),
         "alpha": (1, 2, -0.5),
@@ -137,6 +181,7 @@ _ADDMM = OpSamples(
     },
     inputs=lambda arguments: (Input(shape=arguments["shape"][1]),),
     step=_add_product,
+    rule=_make_rule(DOT_PRODUCT, bounds.bound_affine_products, "torch.addmm; NUM-03"),
 )
 
 # -- lists of tensors -------------------------------------------------------------------------------------------------
@@ -153,7 +198,7 @@ def _can_cat(arguments: Arguments) -> bool:
     return are_axes(rank, dim) and len({(*shape[:axis], *shape[axis + 1 :]) for shape in arguments["shape"]}) == 1
 
 
-_CAT = OpSamples(
+_CAT = OpRecord(
     arguments={
         "dim": (0, 1, -1, -2),
         "shape": (
@@ -169,14 +214,16 @@ _CAT = OpSamples(
     inputs=_make_inputs,
     step=_join,
     is_valid=_can_cat,
+    rule=MOVED,
 )
-_STACK = OpSamples(
+_STACK = OpRecord(
     arguments={
         "dim": (0, 1, -1),
         "shape": (((2, 7), (2, 7)), ((65,), (65,), (65,)), ((2, 8, 3, 3),) * 2, ((1, 9, 1),) * 3, ((4, 8),)),
     },
     inputs=_make_inputs,
     step=_join,
+    rule=MOVED,
 )
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
@@ -187,7 +234,7 @@ def _clamp(op: Any, arguments: Arguments) -> Step:
     return spell(op, arguments)
 
 
-_CLAMP = OpSamples(
+_CLAMP = OpRecord(
     arguments={
         "min": (-0.5, None, 0.0, 0.3),
         "max": (0.6, None, 1, 6.0),
@@ -197,16 +244,19 @@ _CLAMP = OpSamples(
     step=_clamp,
     is_valid=lambda arguments: arguments["min"] is not None or arguments["max"] is not None,
     known=(LARGE,),
+    rule=_CLAMPED,
+    epilogue={"min": -0.5, "max": 0.6, "_by_name": True},
 )
 _OLD_NAME = Fixed(reason="an old name of the bound, which warns")
-_BOUNDS: dict[str, tuple[Any, ...]] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
+_BOUNDS: dict[str, Any] = {"min_val": (-1.0, -0.3, 0.0), "max_val": (1.0, 0.7, 6)}
 _IGNORED = Fixed(reason="taken by the constructor and ignored")
 _PROBABILITIES = (0.5, 0.1, 0.0)
 # Not training, or with nothing dropped: what is dropped at random has no exact result.
-_DROPOUT = OpSamples(
+_DROPOUT = OpRecord(
     arguments={"p": _PROBABILITIES, "training": (False, True), "inplace": INPLACE, "shape": ANY_SHAPE},
     step=call(p=0.5, training=True, inplace=False),
     is_valid=lambda arguments: not arguments["training"] or arguments["p"] == 0.0,
+    rule=_DROPPED,
 )
 
 # -- means ------------------------------------------------------------------------------------------------------------
@@ -223,7 +273,7 @@ def _is_valid_mean(arguments: Arguments) -> bool:
     return not (arguments["keepdim"] and dim is None) and are_axes(len(arguments["shape"]), *dims)
 
 
-_MEAN = OpSamples(
+_MEAN = OpRecord(
     arguments={
         "dim": (None, (2, 3), (-1, -2), 1, (0,), -1),
         "keepdim": (False, True),
@@ -232,6 +282,7 @@ _MEAN = OpSamples(
     },
     step=_call_mean,
     is_valid=_is_valid_mean,
+    rule=_make_rule(RESCALE, bounds.bound_means, "torch.mean; NUM-04", bounds.find_step_of_mean),
 )
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -249,7 +300,7 @@ def _can_pad(arguments: Arguments) -> bool:
     return axes == len(shape) - 2 and arguments["value"] is None and all(0 <= by < extent for by, extent in ends)
 
 
-_PAD = OpSamples(
+_PAD = OpRecord(
     arguments={
         "pad": ((1, 2), (0, 1, 2, 0), (-1, 1, 0, -2), (1, 0, 2, 1, 0, 1)),
         "mode": ("constant", "reflect", "replicate", "circular"),
@@ -258,14 +309,16 @@ _PAD = OpSamples(
     },
     step=call("pad", mode="constant", value=None),
     is_valid=_can_pad,
+    rule=_PADDED,
 )
-_PAD_MODULE = OpSamples(
+_PAD_MODULE = OpRecord(
     arguments={
         "padding": (1, (0, 1, 2, 0), (-1, 1, 0, -2)),
         "value": (0.0, 0.5, -0.3),
         "shape": ((2, 7, 4, 5), (8, 4, 5), (1, 65, 3, 3), (4, 9)),
     },
     step=construct,
+    rule=_PADDED,
 )
 
 
@@ -276,21 +329,22 @@ def _fits_padding(rank: int, arguments: Arguments) -> bool:
     return all(abs(pad) < extents[-1 - number // 2] for number, pad in enumerate(pads))
 
 
-def _sample_pad(rank: int, *, can_crop: bool, **value: tuple[float, ...]) -> OpSamples:
+def _sample_pad(rank: int, *, can_crop: bool, **value: tuple[float, ...]) -> OpRecord:
     """Sample a padding module: the same on all sides, another number on each; of constants, also fewer than none."""
     paddings = (1, (1, 2, 0, 1, 2, 0)[: 2 * rank], (2, 0, 1, 1, 0, 1)[: 2 * rank])
     crops = ((-1, 1, 0, -2, 1, 0)[: 2 * rank],) if can_crop else ()
     shapes = ((2, 7, 4, 5, 3)[: rank + 2], (8, 4, 5, 6)[: rank + 1], (1, 65, 3, 3, 3)[: rank + 2])
-    return OpSamples(
+    return OpRecord(
         arguments={"padding": (*paddings, *crops), **value, "shape": shapes},
         step=construct,
         is_valid=partial(_fits_padding, rank),
+        rule=_PADDED,
     )
 
 
-def _sample_pads() -> dict[Any, OpSamples]:
+def _sample_pads() -> dict[Any, OpRecord]:
     """Sample the padding modules of torch.nn."""
-    samples: dict[Any, OpSamples] = {nn.ConstantPad2d: _PAD_MODULE}
+    samples: dict[Any, OpRecord] = {nn.ConstantPad2d: _PAD_MODULE}
     for rank in (1, 2, 3):
         if rank != 2:
             samples[getattr(nn, f"ConstantPad{rank}d")] = _sample_pad(rank, can_crop=True, value=(0.0, 0.5, -0.3))
@@ -299,9 +353,14 @@ def _sample_pads() -> dict[Any, OpSamples]:
     return samples
 
 
-OP_SAMPLES: dict[Any, OpSamples] = {
-    **dict.fromkeys((operator.add, operator.sub, operator.mul, torch.mul), _sample_binary()),
-    **dict.fromkeys((torch.add, torch.sub), _sample_binary(alpha=(1, -2.5))),
+_RANGE: Arguments = {"min_val": -0.3, "max_val": 0.7}
+_BY_DEFAULT: Arguments = {}
+_RELU = sample_elementwise(construct, rule=_CLAMPED, inplace=INPLACE)
+_RELU_FUNCTION = sample_elementwise(call(inplace=False), rule=_CLAMPED, inplace=INPLACE)
+RECORDS: dict[Any, OpRecord] = {
+    **dict.fromkeys((operator.add, operator.sub), _sample_binary(_SUM)),
+    **dict.fromkeys((operator.mul, torch.mul), _sample_binary(_PRODUCT)),
+    **dict.fromkeys((torch.add, torch.sub), _sample_binary(_SUM, alpha=(1, -2.5))),
     operator.floordiv: _FLOOR,
     operator.truediv: _QUOTIENT,
     **dict.fromkeys(
@@ -313,16 +372,32 @@ OP_SAMPLES: dict[Any, OpSamples] = {
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _CAT),
     torch.stack: _STACK,
     **dict.fromkeys((torch.clamp, "clamp"), _CLAMP),
-    nn.Hardtanh: sample_elementwise(construct, **_BOUNDS, inplace=INPLACE, min_value=_OLD_NAME, max_value=_OLD_NAME),
-    F.hardtanh: sample_elementwise(call(min_val=-1.0, max_val=1.0, inplace=False), **_BOUNDS, inplace=INPLACE),
-    F.hardtanh_: sample_elementwise(call(min_val=-1.0, max_val=1.0), **_BOUNDS),
-    **dict.fromkeys((nn.ReLU, nn.ReLU6), sample_elementwise(construct, inplace=INPLACE)),
-    **dict.fromkeys((F.relu, F.relu6), sample_elementwise(call(inplace=False), inplace=INPLACE)),
-    **dict.fromkeys((torch.relu, "relu", "relu_", "detach", "detach_"), sample_elementwise(call())),
-    nn.Identity: sample_elementwise(construct, known=(), args=_IGNORED, kwargs=_IGNORED),
-    nn.Dropout: sample_elementwise(construct, known=(), p=_PROBABILITIES, inplace=INPLACE),
+    nn.Hardtanh: sample_elementwise(
+        construct,
+        rule=_CLAMPED,
+        epilogue=_RANGE,
+        **_BOUNDS,
+        inplace=INPLACE,
+        min_value=_OLD_NAME,
+        max_value=_OLD_NAME,
+    ),
+    F.hardtanh: sample_elementwise(
+        call(min_val=-1.0, max_val=1.0, inplace=False), rule=_CLAMPED, epilogue=_RANGE, **_BOUNDS, inplace=INPLACE
+    ),
+    F.hardtanh_: sample_elementwise(call(min_val=-1.0, max_val=1.0), rule=_CLAMPED, **_BOUNDS),
+    nn.ReLU: _RELU,
+    F.relu: _RELU_FUNCTION,
+    nn.ReLU6: replace(_RELU, epilogue=_BY_DEFAULT),
+    F.relu6: replace(_RELU_FUNCTION, epilogue=_BY_DEFAULT),
+    **dict.fromkeys((torch.relu, "relu", "relu_"), sample_elementwise(call(), rule=_CLAMPED)),
+    "detach": sample_elementwise(call(), rule=MOVED),
+    "detach_": sample_elementwise(call(), rule=move_copy("detach_")),
+    nn.Identity: sample_elementwise(construct, known=(), rule=MOVED, args=_IGNORED, kwargs=_IGNORED),
+    nn.Dropout: sample_elementwise(construct, known=(), rule=_DROPPED, p=_PROBABILITIES, inplace=INPLACE),
     F.dropout: _DROPOUT,
     **dict.fromkeys((torch.mean, "mean"), _MEAN),
     F.pad: _PAD,
     **_sample_pads(),
 }
+UNSAMPLED: dict[Any, OpRule] = {**dict.fromkeys(("add", "sub"), _SUM), "mul": _PRODUCT}
+"""Rules of methods that no pattern names."""

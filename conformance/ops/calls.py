@@ -1,14 +1,16 @@
-"""How samples call an op, and what the samples of several modules share (variants.py)."""
+"""How samples call an op, and what the records of several modules share (variants.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds.error_bounds import MOVES, OpRule, bound_moves
 from fx_quant_conformance.conformance.ops.op_model import Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
 
 Shape: TypeAlias = tuple[int, ...]
 ANY_SHAPE: tuple[Shape, ...] = ((2, 7, 3, 3), (65,), (4, 64), (1, 1, 63), (1, 2, 3, 4, 5))
@@ -18,6 +20,8 @@ LARGE: Arguments = {"shape": (33, 2049)}
 """More elements than torch gives to one thread (32,768), for ops that compute each separately; no whole vectors."""
 
 INPLACE = (False, True)
+MOVED = OpRule(arithmetic=MOVES, bound=bound_moves, source="NUM-05")
+"""The rule of what moves or selects values."""
 PLACE = Fixed(reason="the suite runs on the CPU, in float32")
 PLACES = {"device": PLACE, "dtype": PLACE}
 TENSOR = Fixed(reason="a tensor: its sizes are varied under shape")
@@ -39,10 +43,25 @@ def call(*positional: str, **defaults: Any) -> Callable[[Any, Arguments], Step]:
 
 
 def sample_elementwise(
-    step: Callable[[Any, Arguments], Step], known: tuple[Arguments, ...] = (LARGE,), **arguments: Any
-) -> OpSamples:
-    """Return the samples of an op that computes each element separately."""
-    return OpSamples(arguments={**arguments, "shape": ANY_SHAPE}, step=step, known=known)
+    step: Callable[[Any, Arguments], Step],
+    known: tuple[Arguments, ...] = (LARGE,),
+    *,
+    rule: OpRule,
+    epilogue: Arguments | None = None,
+    **arguments: Any,
+) -> OpRecord:
+    """Return the record of an op that computes each element separately."""
+    varied = {**arguments, "shape": ANY_SHAPE}
+    return OpRecord(arguments=varied, step=step, known=known, rule=rule, epilogue=epilogue)
+
+
+def move_copy(method: str) -> OpRule:
+    """An op in place moves a copy: it cannot change a view, and of an expanded tensor reach beyond what is stored."""
+
+    def exact(x: Tensor, *arguments: Any, **options: Any) -> Any:
+        return getattr(x.clone(), method)(*arguments, **options)
+
+    return replace(MOVED, source=f"torch.Tensor.{method}; NUM-05", exact=exact)
 
 
 def are_axes(rank: int, *numbers: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Samples of embeddings and of recurrent modules and cells, which are quantized only in their weight or while running.
+"""Embeddings, and recurrent modules and cells, which are quantized only in their weight or while running.
 
 Arguments that quantized kernels commonly lack are varied with few others, so that a fallback to float does not hide
 the pairs of the others.
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.conformance.ops.calls import PLACES
+from fx_quant_conformance.conformance.bounds.error_bounds import FUNCTION, Errors, OpCall, OpRule, gamma
+from fx_quant_conformance.conformance.ops.calls import MOVED, PLACES
 from fx_quant_conformance.conformance.ops.op_model import Input, Role, Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
 from fx_quant_conformance.conformance.ops.weighted import draw_weight
 
 _DRAWN = Fixed(reason="the table is drawn row by row")
@@ -70,6 +71,16 @@ def _call_embedding(op: Any, arguments: Arguments) -> Step:
     keywords = tuple((name, arguments[name]) for name in ("padding_idx", "scale_grad_by_freq", "sparse"))
     table = draw_table(arguments["num_embeddings"], arguments["embedding_dim"])
     return Step(op=op, parameters=(table,), keywords=keywords)
+
+
+def bound_float_bags(call: OpCall) -> Errors:
+    """A float module sums at most n rows in float32, n indices in all: γₙ₊₂·n·max|w|. Rows themselves are exact."""
+    n = max(1, call.args[0].numel())
+    largest = call.function.weight.detach().abs().max()  # type: ignore[attr-defined]
+    return {"accumulation": (gamma(n + 2) * n * largest).expand_as(call.result)}
+
+
+_LEFT_IN_FLOAT = OpRule(arithmetic=FUNCTION, bound=bound_float_bags, source="torch.nn.EmbeddingBag, left in float")
 
 
 class Bags(nn.Module):
@@ -192,7 +203,7 @@ def _make_states(states: int, arguments: Arguments) -> tuple[Input, ...]:
     return (Input(shape=(*leading, arguments["input_size"])), *given_states)
 
 
-def _sample_sequence(states: int) -> OpSamples:
+def _sample_sequence(states: int) -> OpRecord:
     """An LSTM or a GRU. One step from given states shows each state separately; several, how they follow each other."""
     varied: dict[str, tuple[Any, ...]] = {
         **_WIDTHS,
@@ -217,7 +228,7 @@ def _sample_sequence(states: int) -> OpSamples:
             reason="nnqr.LSTM has none: its from_float drops the projection, its forward "
             "then refuses the projected states"
         )
-    return OpSamples(
+    return OpRecord(
         arguments={**varied, **fixed},
         inputs=partial(_make_states, states),
         step=_build_recurrent,
@@ -225,10 +236,10 @@ def _sample_sequence(states: int) -> OpSamples:
     )
 
 
-def _sample_cell(states: int, **options: tuple[Any, ...]) -> OpSamples:
+def _sample_cell(states: int, **options: tuple[Any, ...]) -> OpRecord:
     """A cell: one step of a recurrent module."""
     varied: dict[str, tuple[Any, ...]] = {**_WIDTHS, "bias": (True, False), **options, **_CALLS}
-    return OpSamples(
+    return OpRecord(
         arguments={**varied, **PLACES},
         inputs=partial(_make_states, states),
         step=_build_recurrent,
@@ -236,13 +247,14 @@ def _sample_cell(states: int, **options: tuple[Any, ...]) -> OpSamples:
     )
 
 
-OP_SAMPLES: dict[Any, OpSamples] = {
-    nn.Embedding: OpSamples(
+RECORDS: dict[Any, OpRecord] = {
+    nn.Embedding: OpRecord(
         arguments={**_EMBEDDING, "_freeze": (False, True), "_weight": _DRAWN, **_RENORMALIZED, **PLACES},
         inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
         step=lambda op, arguments: Step(op=_construct(op, arguments, "shape")),
+        rule=_LEFT_IN_FLOAT,
     ),
-    F.embedding: OpSamples(
+    F.embedding: OpRecord(
         arguments={
             **_EMBEDDING,
             "weight": _DRAWN,
@@ -251,13 +263,15 @@ OP_SAMPLES: dict[Any, OpSamples] = {
         },
         inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
         step=_call_embedding,
+        rule=MOVED,
     ),
-    nn.EmbeddingBag: OpSamples(
+    nn.EmbeddingBag: OpRecord(
         arguments={**_BAG, "_weight": _DRAWN, **_RENORMALIZED, **PLACES},
         inputs=_make_bag_inputs,
         step=_build_bag,
         is_valid=_is_bag,
         known=_SUMS,
+        rule=_LEFT_IN_FLOAT,
     ),
     nn.LSTM: _sample_sequence(2),
     nn.GRU: _sample_sequence(1),

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from fx_quant_conformance.conformance.ops import activations, arithmetic
 from fx_quant_conformance.conformance.ops.op_model import Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, OpRecord
 from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat
 
 MEMBERS: dict[Any, tuple[Any, ...]] = {
@@ -79,64 +79,36 @@ def _build_batch_norm(kind: Any, channels: int) -> Step:
     return Step(op=norm)
 
 
-_SLOPE = 0.3125  # not the default, 0.01
 # What is given by position counts as an argument pattern, and a chain has one for each op (PAT-04): the rest has names.
-_BY_DEFAULT = (
-    nn.ReLU6,
-    F.relu6,
-    nn.Hardswish,
-    F.hardswish,
-    nn.Hardsigmoid,
-    F.hardsigmoid,
-    nn.Sigmoid,
-    torch.sigmoid,
-    "sigmoid",
-    nn.SiLU,
-    F.silu,
-    nn.Mish,
-    F.mish,
-    nn.GELU,
-    F.gelu,
-    nn.Softplus,
-    F.softplus,
-)
-_BENDING: dict[Any, Arguments] = {
-    **{op: {} for op in _BY_DEFAULT},
-    **{op: {"min_val": -0.3, "max_val": 0.7} for op in (nn.Hardtanh, F.hardtanh)},
-    **{op: {"min": -0.5, "max": 0.6, "_by_name": True} for op in (torch.clamp, "clamp")},
-    **{op: {"alpha": 0.3} for op in (nn.ELU, F.elu)},
-    nn.PReLU: {"init": _SLOPE},
-    F.prelu: {"init": _SLOPE, "_by_name": True},
-}
-BENDING = frozenset(_BENDING)
+_RECORDS: dict[Any, OpRecord] = {**arithmetic.RECORDS, **activations.RECORDS}
+BENDING = frozenset(op for op, record in _RECORDS.items() if record.epilogue is not None)
 """Epilogues whose function clamps or bends away from zero, or has a slope for each channel."""
 BY_CHANNEL = frozenset((nn.PReLU, F.prelu))
 """Epilogues with a parameter for each channel of what comes to them."""
-_SAMPLES: dict[Any, OpSamples] = {**arithmetic.OP_SAMPLES, **activations.OP_SAMPLES}
 
 
 def make_epilogue(op: Any, channels: int, is_taken: Callable[[Arguments], bool] = lambda arguments: True) -> Step:
-    """Make the step of a epilogue: of its arguments those of this table, else the first that the backend takes."""
+    """Make the step of a epilogue: of its arguments those of its record, else the first that the backend takes."""
     if op not in BENDING:
         return EPILOGUES[op](channels)
-    samples = _SAMPLES[op]
+    record = _RECORDS[op]
     by_channel: Arguments = {"num_parameters": max(1, channels)} if op in BY_CHANNEL else {}
-    usual = {**samples.base(), **_BENDING[op], **by_channel}
-    others = ({**arguments, **by_channel} for _, arguments in samples.variants())
-    return samples.step(op, next((each for each in (usual, *others) if is_taken(each)), usual))
+    usual = {**record.base(), **(record.epilogue or {}), **by_channel}
+    others = ({**arguments, **by_channel} for _, arguments in record.variants())
+    return record.step(op, next((each for each in (usual, *others) if is_taken(each)), usual))
 
 
 EPILOGUES: dict[Any, Callable[[int], Step]] = {
     **{kind: partial(_build_batch_norm, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     nn.ReLU: lambda channels: Step(op=nn.ReLU()),
     nn.Tanh: lambda channels: Step(op=nn.Tanh()),
-    nn.LeakyReLU: lambda channels: Step(op=nn.LeakyReLU(_SLOPE)),
-    F.leaky_relu: lambda channels: Step(op=F.leaky_relu, keywords=(("negative_slope", _SLOPE),)),
+    nn.LeakyReLU: lambda channels: Step(op=nn.LeakyReLU(activations.EPILOGUE_SLOPE)),
+    F.leaky_relu: lambda channels: Step(op=F.leaky_relu, keywords=(("negative_slope", activations.EPILOGUE_SLOPE),)),
     F.relu: lambda channels: Step(op=F.relu),
     torch.relu: lambda channels: Step(op=torch.relu),
     torch.tanh: lambda channels: Step(op=torch.tanh),
     "relu": lambda channels: Step(op="relu"),
     "tanh": lambda channels: Step(op="tanh"),
-    **{op: partial(make_epilogue, op) for op in _BENDING},
+    **{op: partial(make_epilogue, op) for op in _RECORDS if op in BENDING},
 }
 """Ops that may follow, by the number of channels that come to them."""

@@ -1,4 +1,4 @@
-"""Samples of pools and of interpolation: windows, strides, padding, output sizes, modes (variants.py)."""
+"""Pools and interpolation: their samples (windows, strides, padding, sizes, modes) and their rules (variants.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from fx_quant_conformance.conformance.ops.calls import Shape, call, construct
+from fx_quant_conformance.conformance.bounds import error_bounds_arithmetic as bounds
+from fx_quant_conformance.conformance.bounds.error_bounds import RESCALE, OpRule
+from fx_quant_conformance.conformance.ops.calls import MOVED, Shape, call, construct
 from fx_quant_conformance.conformance.ops.op_model import Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
 
 _INDICES = Fixed(reason="the indices are a second, integer output, in addition to the same values")
 
@@ -78,9 +80,9 @@ def _list_idle(rank: int, arguments: Arguments) -> tuple[str, ...]:
     return ("ceil_mode",)
 
 
-def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
+def _sample_max_pool(rank: int, *, is_module: bool) -> OpRecord:
     dilations = (1, 2, (1, 2, 2)[:rank])
-    return OpSamples(
+    return OpRecord(
         arguments={
             **_vary_windows(rank),
             "dilation": dilations,
@@ -91,18 +93,25 @@ def _sample_max_pool(rank: int, *, is_module: bool) -> OpSamples:
         is_valid=partial(_fits_windows, rank),
         idle=partial(_list_idle, rank),
         known=tuple(_list_known(rank)),
+        rule=MOVED,
     )
 
 
-def _sample_avg_pool(rank: int, *, is_module: bool) -> OpSamples:
+def _make_average_rule(rank: int) -> OpRule:
+    source = f"torch.nn.functional.avg_pool{rank}d; NUM-04"
+    return OpRule(arithmetic=RESCALE, bound=partial(bounds.bound_windows, rank), source=source)
+
+
+def _sample_avg_pool(rank: int, *, is_module: bool) -> OpRecord:
     divisors: dict[str, tuple[Any, ...]] = {"divisor_override": (None, 7)} if rank > 1 else {}
     options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, **dict.fromkeys(divisors)}
-    return OpSamples(
+    return OpRecord(
         arguments={**_vary_windows(rank), "count_include_pad": (True, False), **divisors, "shape": _list_shapes(rank)},
         step=construct if is_module else call("kernel_size", **options),
         is_valid=lambda arguments: _fits_windows(rank, arguments) and _is_counted(arguments),
         idle=partial(_list_idle, rank),
         known=tuple(_list_known(rank)[: -1 if rank == 3 else None]),  # in three axes padding does not help to fit
+        rule=_make_average_rule(rank),
     )
 
 
@@ -112,14 +121,15 @@ def _is_counted(arguments: Arguments) -> bool:
     return arguments["count_include_pad"] or (arguments["padding"] != 0 and not has_divisor)
 
 
-def _sample_adaptive_pool(rank: int, *, is_module: bool) -> OpSamples:
+def _sample_adaptive_pool(rank: int, *, is_module: bool) -> OpRecord:
     """Output sizes that divide the extents or not, that exceed them, and that are kept (None); a large reduction."""
     with_none = () if rank == 1 else ((3, None, 2)[:rank],)
     large = (1, 3, *((1025,), (33, 31), (11, 10, 9))[rank - 1])
-    return OpSamples(
+    return OpRecord(
         arguments={"output_size": (1, 3, (4, 2, 3)[:rank], 11, *with_none), "shape": (*_list_shapes(rank), large)},
         step=construct if is_module else call("output_size"),
         known=({"output_size": 3, "shape": (2, 5, 1, 1, 1)[: rank + 2]},),
+        rule=_make_average_rule(rank),
     )
 
 
@@ -152,7 +162,7 @@ def _interpolate(op: Any, arguments: Arguments) -> Step:
     return Step(op=op, keywords=tuple({extent: arguments[extent], **keywords}.items()))
 
 
-_INTERPOLATE = OpSamples(
+_INTERPOLATE = OpRecord(
     arguments={
         "size": (None, 5, (11, 3)),
         "scale_factor": (2, 1.5, (0.75, 3.0)),
@@ -165,6 +175,7 @@ _INTERPOLATE = OpSamples(
     step=_interpolate,
     is_valid=_is_valid_interpolation,
     known=({"size": 5, "shape": (2, 5, 1, 1)},),
+    rule=OpRule(arithmetic=RESCALE, bound=bounds.bound_interpolation, source="torch.nn.functional.interpolate"),
 )
 
 
@@ -179,7 +190,7 @@ _UPSAMPLE = replace(
     arguments={name: values for name, values in _INTERPOLATE.arguments.items() if name != "antialias"},
     step=_construct_upsample,
 )
-_UPSAMPLE_2D = OpSamples(
+_UPSAMPLE_2D = OpRecord(
     arguments={
         "size": (None, 5, (11, 3)),
         "scale_factor": (2, 1.5, (0.75, 3.0)),
@@ -188,8 +199,9 @@ _UPSAMPLE_2D = OpSamples(
     step=_construct_upsample,
     is_valid=lambda arguments: arguments["size"] is None or arguments["scale_factor"] == 2,
     known=({"size": 5, "shape": (2, 5, 1, 1)},),
+    rule=_INTERPOLATE.rule,
 )
-_UPSAMPLING: dict[Any, OpSamples] = {
+_UPSAMPLING: dict[Any, OpRecord] = {
     F.interpolate: _INTERPOLATE,
     nn.Upsample: _UPSAMPLE,
     **dict.fromkeys((nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _UPSAMPLE_2D),
@@ -203,7 +215,7 @@ _ADAPTIVE = (
     (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d),
 )
 
-OP_SAMPLES: dict[Any, OpSamples] = {
+RECORDS: dict[Any, OpRecord] = {
     op: sample(rank, is_module=isinstance(op, type))
     for sample, table in ((_sample_max_pool, _MAX), (_sample_avg_pool, _AVG), (_sample_adaptive_pool, _ADAPTIVE))
     for rank, ops in enumerate(table, start=1)

@@ -1,4 +1,4 @@
-"""The op table: how to build, call and vary each op that a pattern can name (variants.py)."""
+"""The op table: the record of each op that a pattern can name (variants.py)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from fx_quant_conformance.conformance.ops import (
     arithmetic,
     data_movement,
     embeddings_and_recurrent,
+    normalisations,
     pooling,
     weighted,
 )
-from fx_quant_conformance.conformance.ops.variants import OpSamples
+from fx_quant_conformance.conformance.ops.variants import OpRecord
 
-FAMILIES: dict[str, dict[Any, OpSamples]] = {
-    "weighted": weighted.OP_SAMPLES,
-    "pooling": pooling.OP_SAMPLES,
-    "data_movement": data_movement.OP_SAMPLES,
-    "arithmetic": arithmetic.OP_SAMPLES,
-    "activations": activations.OP_SAMPLES,
-    "embeddings_and_recurrent": embeddings_and_recurrent.OP_SAMPLES,
+FAMILIES: dict[str, dict[Any, OpRecord]] = {
+    "weighted": weighted.RECORDS,
+    "pooling": pooling.RECORDS,
+    "data_movement": data_movement.RECORDS,
+    "arithmetic": arithmetic.RECORDS,
+    "activations": activations.RECORDS | normalisations.RECORDS,
+    "embeddings_and_recurrent": embeddings_and_recurrent.RECORDS,
 }
 """The ops by what they have in common."""
-OP_SAMPLES: dict[Any, OpSamples] = {op: samples for family in FAMILIES.values() for op, samples in family.items()}
-WEIGHTED = frozenset(weighted.OP_SAMPLES)
+RECORDS: dict[Any, OpRecord] = {op: record for family in FAMILIES.values() for op, record in family.items()}
+WEIGHTED = frozenset(weighted.RECORDS)
 """The ops that sum products with a weight."""

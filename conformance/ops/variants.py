@@ -1,8 +1,8 @@
 """Variation: every argument of an op away from its default, one at a time and in pairs.
 
-``OpSamples`` says of one op, for each argument of its signature, which values are tried, or why it is not varied. A
-test holds the samples to the signatures. Pairs are covered greedily: every pair of values of two arguments occurs in
-some variant, and a variant covers as many pairs as it can.
+``OpRecord`` holds all that is known of one op. It says for each argument of its signature which values are tried, or
+why it is not varied. A test holds the samples to the signatures. Pairs are covered greedily: every pair of values of
+two arguments occurs in some variant, and a variant covers as many pairs as it can.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fx_quant_conformance.conformance.bounds.error_bounds import OpRule
 from fx_quant_conformance.conformance.ops.op_model import Input, Step
 
 Arguments = Mapping[str, Any]
@@ -25,8 +26,8 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpSamples:
-    """How an op is built, called and varied."""
+class OpRecord:
+    """How an op is built, called and varied, what computes it exactly, and how far a right backend may be off."""
 
     arguments: Mapping[str, tuple[Any, ...] | Fixed]
     """Argument name → its values, the first one being the base (the default, where the op has one), or Fixed. In
@@ -43,6 +44,12 @@ class OpSamples:
     kernels: tuple[tuple[Arguments, tuple[str, ...]], ...] = ()
     """Arguments for which engines have kernels of their own, and the names of those that are tried two at a time with
     these too."""
+    rule: OpRule | None = None
+    """Its exact result and its bound (NUM-04). None: that of the function that a module holds the weight of, of its
+    reference module, or of the primitives that torch writes it in."""
+    epilogue: Arguments | None = None
+    """Where it follows a layer, and clamps or bends away from zero: its arguments, as far as they are not the base.
+    None: it does not."""
     known: tuple[Arguments, ...] = ()
     """Changes of the base for ops as known networks have them, or for another size. They are tried only where the op is
     the whole pattern."""

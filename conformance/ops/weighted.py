@@ -1,4 +1,4 @@
-"""Samples of the ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
+"""Ops with a weight: linear layers, convolutions and transposed convolutions, modules and functions.
 
 What quantized kernels commonly lack (a padding mode, padding as a word, an input without batch) is varied with few
 other arguments, so that a fallback to float does not hide the pairs of the others.
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds.dynamic import bound_linear_products
+from fx_quant_conformance.conformance.bounds.error_bounds import DOT_PRODUCT, OpRule, bound_dot_products
 from fx_quant_conformance.conformance.ops.calls import PLACES, TENSOR, call
 from fx_quant_conformance.conformance.ops.op_model import Input, Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpSamples
+from fx_quant_conformance.conformance.ops.variants import Arguments, Fixed, OpRecord
 
 
 class LayerShape(NamedTuple):
@@ -277,6 +279,9 @@ def _call_convolution(rank: int, function: Any, arguments: Arguments) -> Step:
     return replace(spell(function, {**a, "groups": layer.groups}), parameters=parameters)
 
 
+_CONVOLUTION = OpRule(arithmetic=DOT_PRODUCT, bound=bound_dot_products, source="torch.nn.functional.conv*; NUM-03")
+
+
 def _list_known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
     """Known networks' layers, and common numbers; 4, 2, 1 is how a transposed convolution doubles an image."""
     doubling = (Network(channels=8, groups=1, kernel=4, stride=2), Network(channels=16, groups=16, kernel=4, stride=2))
@@ -284,9 +289,9 @@ def _list_known(rank: int, *, is_transposed: bool) -> tuple[Arguments, ...]:
     return (*_USUAL, {"shape": _LARGE_REDUCTION[rank]}, *({"_network": network} for network in networks))
 
 
-def _sample_convolutions() -> dict[Any, OpSamples]:
+def _sample_convolutions() -> dict[Any, OpRecord]:
     """Sample all convolutions: modules and functions, plain and transposed, in one to three dimensions."""
-    samples: dict[Any, OpSamples] = {}
+    samples: dict[Any, OpRecord] = {}
     for rank in (1, 2, 3):
         plain, transposed = _vary_arguments(rank, is_transposed=False), _vary_arguments(rank, is_transposed=True)
         for op, arguments, step in (
@@ -296,7 +301,7 @@ def _sample_convolutions() -> dict[Any, OpSamples]:
             (getattr(F, f"conv_transpose{rank}d"), transposed | _IN_FUNCTIONS, _call_convolution),
         ):
             base = {name: values[0] for name, values in arguments.items() if not isinstance(values, Fixed)}
-            samples[op] = OpSamples(
+            samples[op] = OpRecord(
                 arguments=arguments,
                 inputs=partial(_make_image, rank),
                 step=partial(step, rank),
@@ -304,6 +309,7 @@ def _sample_convolutions() -> dict[Any, OpSamples]:
                 kernels=(({"shape": DEPTHWISE}, _GEOMETRY),),
                 known=_list_known(rank, is_transposed="output_padding" in arguments),
                 derived=_derive_channels,
+                rule=None if isinstance(op, type) else _CONVOLUTION,
             )
     return samples
 
@@ -358,11 +364,14 @@ def _build_linear(op: Any, a: Arguments) -> Step:
 
 
 _sample_linear = partial(
-    OpSamples, inputs=_make_rows, step=_build_linear, is_valid=_is_valid_linear, known=_LARGE, derived=_derive_features
+    OpRecord, inputs=_make_rows, step=_build_linear, is_valid=_is_valid_linear, known=_LARGE, derived=_derive_features
 )
-OP_SAMPLES: dict[Any, OpSamples] = {
+_PRODUCTS = OpRule(
+    arithmetic=DOT_PRODUCT, bound=bound_linear_products, source="torch.nn.functional.linear; NUM-03, CVT-03"
+)
+RECORDS: dict[Any, OpRecord] = {
     nn.Linear: _sample_linear(arguments={**_LINEAR, "in_features": _FEATURES, "out_features": _FEATURES, **PLACES}),
-    F.linear: _sample_linear(arguments={**_LINEAR, "input": TENSOR, "weight": TENSOR}),
+    F.linear: _sample_linear(arguments={**_LINEAR, "input": TENSOR, "weight": TENSOR}, rule=_PRODUCTS),
     **_sample_convolutions(),
 }
 

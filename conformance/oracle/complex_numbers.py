@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     MOVES,
     Errors,
     OpCall,

@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.names import format_error
-from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     JUMP,
     MOVES,
+    NoOracleError,
     OpCall,
     U,
     Value,
@@ -35,7 +35,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     settle_errors,
     widen,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
+from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
 from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 

@@ -20,18 +20,12 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
-from fx_quant_conformance.conformance.oracle.decompose import (
-    InPrimitives,
-    describe,
-    evaluate_opened,
-    open_op,
-    run_module,
-)
-from fx_quant_conformance.conformance.oracle.dynamic import dequantize, half_steps_of, read_half_weight
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.dynamic import dequantize, half_steps_of, read_half_weight
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     DOT_PRODUCT,
     MOVES,
     Accumulator,
+    NoOracleError,
     OpCall,
     OpRule,
     Value,
@@ -43,10 +37,16 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     map_values,
     settle_errors,
 )
+from fx_quant_conformance.conformance.oracle.decompose import (
+    InPrimitives,
+    describe,
+    evaluate_opened,
+    open_op,
+    run_module,
+)
 from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_by_channel, round_value
 from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
-    NoOracleError,
     ends_of,
     find_constants,
     find_folded_nodes,
@@ -56,9 +56,9 @@ from fx_quant_conformance.conformance.oracle.grids import (
     lay_along,
     qparams_of,
 )
+from fx_quant_conformance.conformance.oracle.handlers import MODULES, NODES
+from fx_quant_conformance.conformance.oracle.reference_modules import FLOAT_MODULES, REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.requantizing import find_accumulator
-from fx_quant_conformance.conformance.oracle.rules_dynamic import MODULES, NODES
-from fx_quant_conformance.conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.table import rule_of
 from fx_quant_conformance.conformance.oracle.vendor_modules import (
     add_errors,

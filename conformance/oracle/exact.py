@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator, U, Value, error_of
+from fx_quant_conformance.conformance.bounds.error_bounds import Accumulator, U, Value, error_of
 from fx_quant_conformance.conformance.oracle.grids import Grid, make_grid
 from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_requantizing, find_target
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of
@@ -63,10 +64,6 @@ _STATIC = frozenset(
     for verb in ("quantize", "dequantize")
     for extent in ("tensor", "channel")
 )
-
-
-class NoOracleError(Exception):
-    """The reference graph holds something that the oracle cannot evaluate."""
 
 
 def integers_of(tensor: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     JUMP,
     U64,
     Errors,
+    NoOracleError,
     OpCall,
     U,
     Value,
@@ -29,7 +30,6 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     error_of,
     gamma,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: U64}
 """The unit roundoff of each float dtype."""

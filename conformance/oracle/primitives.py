@@ -14,12 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fx_quant_conformance.conformance.oracle import error_bounds_arithmetic as arithmetic
-from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds import error_bounds_arithmetic as arithmetic
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     MOVES,
     U64,
     Bounds,
@@ -39,8 +37,9 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     make_aten_rule,
     propagate_product,
 )
-from fx_quant_conformance.conformance.oracle.rules_activations import EXP, OP_RULES, bound_softmax
-from fx_quant_conformance.conformance.oracle.rules_arithmetic import view_in_any_layout
+from fx_quant_conformance.conformance.ops.activations import EXP, FUNCTIONS, bound_softmax
+from fx_quant_conformance.conformance.ops.data_movement import view_in_any_layout
+from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
 
 _FUNCTION = 8 * U
 _TINY = 2.0**-126
@@ -442,9 +441,6 @@ _INTERPOLATING = {
     "_upsample_bilinear2d_aa": "bilinear",
     "_upsample_bicubic2d_aa": "bicubic",
 }
-_NAMED = ["elu", "gelu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "sigmoid", "silu", "softplus", "tanh"]
-"""Functions of which the rule for claims is that of the aten op as well: its arguments are the same, in one order."""
-
 
 PRIMITIVES: Mapping[str, OpRule] = {
     **COMPLEX,
@@ -480,7 +476,7 @@ PRIMITIVES: Mapping[str, OpRule] = {
         name: make_aten_rule(partial(arithmetic.bound_interpolation, mode=mode, is_filtered=name.endswith("_aa")))
         for name, mode in _INTERPOLATING.items()
     },
-    **{name: OP_RULES[getattr(torch if name in ("sigmoid", "tanh") else F, name)] for name in _NAMED},
+    **FUNCTIONS,
     **dict.fromkeys(("relu", "hardtanh"), make_aten_rule(bound_clamps)),
 }
 """By the name of the aten op, whatever its overload."""

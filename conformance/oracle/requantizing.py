@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     DOT_PRODUCT,
     FUNCTION,
     MOVES,

@@ -1,7 +1,8 @@
 """The oracle's table: a rule per op says what computes it exactly and how a right backend may differ (NUM-04).
 
-Functions by identity, methods by name, modules by class. The rules stand where their derivations are. An aten op, which
-torch.export may write for a call, has the rule of a function with the same meaning and the same order of arguments.
+Functions by identity, methods by name, modules by class. The rules stand in the records of the ops (ops/), where their
+derivations are. An aten op, which torch.export may write for a call, has the rule of a function with the same meaning
+and the same order of arguments.
 """
 
 from __future__ import annotations
@@ -12,21 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fx_quant_conformance.conformance.oracle import (
-    rules_activations,
-    rules_arithmetic,
-    rules_attention,
-    rules_dynamic,
-    rules_weighted,
-)
-from fx_quant_conformance.conformance.oracle.error_bounds import OpRule
+from fx_quant_conformance.conformance.bounds.error_bounds import OpRule
+from fx_quant_conformance.conformance.ops import arithmetic, attention, data_movement, normalisations
+from fx_quant_conformance.conformance.ops.table import RECORDS
 
 OP_RULES: dict[Any, OpRule] = {
-    **rules_weighted.OP_RULES,
-    **rules_arithmetic.OP_RULES,
-    **rules_activations.OP_RULES,
-    **rules_attention.OP_RULES,
-    **rules_dynamic.OP_RULES,
+    **{op: record.rule for op, record in RECORDS.items() if record.rule is not None},
+    **arithmetic.UNSAMPLED,
+    **attention.UNSAMPLED,
+    **data_movement.UNSAMPLED,
+    **normalisations.UNSAMPLED,
 }
 _aten: Any = torch.ops.aten
 _ATEN_OPS: dict[Any, Any] = {

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value, add_error
-from fx_quant_conformance.conformance.oracle.grids import Grid, NoOracleError
-from fx_quant_conformance.conformance.oracle.rules_weighted import FLOAT_MODULES, REFERENCE_MODULES, Operands
+from fx_quant_conformance.conformance.bounds.error_bounds import Errors, NoOracleError, OpCall, Value, add_error
+from fx_quant_conformance.conformance.oracle.grids import Grid
+from fx_quant_conformance.conformance.oracle.reference_modules import FLOAT_MODULES, REFERENCE_MODULES, Operands
 from fx_quant_conformance.refimpl.convert.reference_convs import PLAIN
 from fx_quant_conformance.refimpl.graph.tracing import notes_of
 from fx_quant_conformance.refimpl.observers.qparams import dtype_range

@@ -25,7 +25,7 @@ from fx_quant_conformance.conformance.claims.pattern_plan import PatternPlan, is
 from fx_quant_conformance.conformance.claims.plan import VALUE_RANGES
 from fx_quant_conformance.conformance.ops.fused_modules import EPILOGUES, QAT_OF
 from fx_quant_conformance.conformance.ops.op_model import Input
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
 from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
 from fx_quant_conformance.refimpl.config.backend_config import DIFFERENT, SHARE
@@ -64,7 +64,7 @@ def list_entries() -> tuple[BackendPatternConfig, ...]:
         *(native_config(name).configs for name in _CONFIGS), *(make_entries(row, ()) for row in _FURTHER)
     ):
         entries.setdefault(entry.normal_pattern, entry)
-    for op in OP_SAMPLES:
+    for op in RECORDS:
         entries.setdefault(op, BackendPatternConfig(op))
     return tuple(entries.values())
 
@@ -75,7 +75,7 @@ def list_compositions(roots: Collection[Any]) -> Iterator[BackendPatternConfig]:
     Roots are weighted ops, and ops of two tensors. An entry has the root module of the root's own entry.
     """
     known = {entry.normal_pattern: entry for entry in list_entries()}
-    for root in (*OP_SAMPLES, *_BINARY):
+    for root in (*RECORDS, *_BINARY):
         if root not in roots or (root not in WEIGHTED and root not in _BINARY):
             continue
         for epilogue in EPILOGUES:

@@ -22,7 +22,7 @@ from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claim
 from fx_quant_conformance.conformance.claims.limits import LimitsError, check_globs, check_limits
 from fx_quant_conformance.conformance.claims.preparation import OWN_OF_THE_SUITE, Preparation
 from fx_quant_conformance.conformance.claims.registry import describe_registered, registered_for
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.conformance.remote.config_data import (
     ConfigDataError,
     config_from_data,
@@ -177,7 +177,7 @@ def _describe_limit(op: str, argument: str, taken: Taken) -> dict[str, Any]:
 def _values_of(op: str, argument: str) -> Iterator[Any]:
     """Yield the values that the suite tries for an argument of an op, each once, always in the same order."""
     seen: list[Any] = []
-    for root, samples in OP_SAMPLES.items():
+    for root, samples in RECORDS.items():
         if leaf_name(root) != op:
             continue
         for _, arguments in samples.variants(whole=True, known=True):

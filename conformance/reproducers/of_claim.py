@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fx_quant_conformance.backends.names import format_error
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.machine.fault import FaultFound
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.pipeline.claim_run import find_case, rebuild
 from fx_quant_conformance.conformance.pipeline.graph_text import graphs_of
 from fx_quant_conformance.conformance.reproducers.script import Failure, format_heading, script_of

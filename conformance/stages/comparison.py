@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fx_quant_conformance.conformance.bounds.error_bounds import flatten
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
-from fx_quant_conformance.conformance.oracle.error_bounds import flatten
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.stages.attribution import attribute, format_worst, unravel_index

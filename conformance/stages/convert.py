@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.claims.inputs import draw_inputs
 from fx_quant_conformance.conformance.claims.kinds import INTEGERS
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.evaluate import READS_SHAPE, Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, integers_of, lay_along
+from fx_quant_conformance.conformance.oracle.grids import integers_of, lay_along
 from fx_quant_conformance.conformance.oracle.vendor_modules import HELD, find_reference_kind, is_custom
 from fx_quant_conformance.conformance.stages.calibration import keeps_statistics
 from fx_quant_conformance.conformance.stages.dynamic_checks import check_reference_dynamic

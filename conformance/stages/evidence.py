@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _NormBase
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.claim import Claim
 from fx_quant_conformance.conformance.claims.kinds import Kind
@@ -31,7 +32,7 @@ from fx_quant_conformance.conformance.ops.table import WEIGHTED
 from fx_quant_conformance.conformance.ops.weighted import LayerShape
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.calibration import prepare_case, set_scales
 from fx_quant_conformance.conformance.stages.comparison import compare

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
 from fx_quant_conformance.conformance.stages.lower import error_on_retry, lower, run_all

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.case import Case
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.frames import NoAnswer
 from fx_quant_conformance.conformance.machine.memory import fill_memory
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.remote.client import format_trace
 from fx_quant_conformance.conformance.remote.executor import OverwrittenError
 from fx_quant_conformance.conformance.stages.layouts import clone_with_strides

@@ -17,9 +17,10 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from fx_quant_conformance.backends.base import Capabilities, Representation
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
 from fx_quant_conformance.conformance.remote.client import RemoteBackend
 from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.vectors.formats import Extent, extents_of

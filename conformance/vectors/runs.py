@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fx_quant_conformance.conformance.oracle.error_bounds import flatten
+from fx_quant_conformance.conformance.bounds.error_bounds import flatten
 from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.remote.wire import extent_of
 from fx_quant_conformance.conformance.vectors.files import Array

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.machine.fault import FaultFound
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
 from fx_quant_conformance.conformance.stages.lower import lower, run_all

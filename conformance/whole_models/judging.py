@@ -17,12 +17,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.machine.fault import Fault, FaultFound
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.machine.messages import Begin
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, list_unclaimed, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import list_unclaimed, placeholder_grids
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.comparison import Comparison, compare_all
 from fx_quant_conformance.conformance.stages.execution import ask_execution

@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.claims.limits import (
     list_arguments,
 )
 from fx_quant_conformance.conformance.claims.plan import plan_cases
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.refimpl import BackendConfig
 from tests.conformance.support.planning import claim_on, planned
 
@@ -99,7 +99,7 @@ def parameters_of(op: Any) -> set[str]:
 
 def test_what_is_no_argument_of_torchs_op_is_explained() -> None:
     """``docs/limits.md`` explains each."""
-    for op, samples in OP_SAMPLES.items():
+    for op, samples in RECORDS.items():
         for name in list_arguments(samples):
             own = parameters_of(op)
             assert name in OWN_ARGUMENTS or (name in own if own else not name.startswith("_")), f"{name} of {op}"

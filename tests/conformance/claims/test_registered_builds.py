@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.claims.inputs import draw_calibration_inpu
 from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
 from fx_quant_conformance.conformance.claims.registry import register
 from fx_quant_conformance.conformance.ops.op_model import Input
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.refimpl import BackendPatternConfig, ConfigError, MatchAllNode
 from tests.conformance.support.own_entries import (  # noqa: F401  (one is a fixture)
     U8_S8,
@@ -152,7 +152,7 @@ def test_a_builder_that_takes_the_root_gets_its_variants_and_the_backends_limits
     register((nn.Conv2d, Squared), squared_after)
     claim = claim_of(BackendPatternConfig((nn.Conv2d, Squared)), U8_S8)
     cases = planned(claim)
-    own = [arguments for _, arguments in OP_SAMPLES[nn.Conv2d].variants(whole=False, known=False)]
+    own = [arguments for _, arguments in RECORDS[nn.Conv2d].variants(whole=False, known=False)]
     assert len(variants_of(cases)) == len(own)
     assert {case.value_range for case in cases} == {*VALUE_RANGES, *BENDS}
     groups = set()

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import OpCall, U, Value, gamma
 from fx_quant_conformance.conformance.claims.plan import BENDS, VALUE_RANGES, plan_cases
 from fx_quant_conformance.conformance.claims.registry import register
 from fx_quant_conformance.conformance.ops.op_model import Input, OneInput, Step
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, gamma
 from fx_quant_conformance.conformance.oracle.table import OP_RULES, rule_of
 from fx_quant_conformance.refimpl import BackendPatternConfig, DTypeConfig
 from fx_quant_conformance.reports.verdicts import Verdict

@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.torch_engines.tables import FAMILIES
-from fx_quant_conformance.conformance.ops.activations import OP_SAMPLES
 from fx_quant_conformance.conformance.ops.fused_modules import root_of
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves, normal_form
+from tests.conformance.support.functions import RECORDS
 
 NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def made(op: Any, arguments: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    return MODEL_OF[1]([OP_SAMPLES[op].step(op, arguments)]).eval()
+    return MODEL_OF[1]([RECORDS[op].step(op, arguments)]).eval()
 
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice for softmax")
 def test_what_is_in_place_changes_its_input() -> None:
-    for op, samples in OP_SAMPLES.items():
+    for op, samples in RECORDS.items():
         base = samples.base()
         for arguments in (base, {**base, "inplace": True}) if "inplace" in base else (base,):
             x = -torch.rand(samples.inputs(arguments)[0].shape) - 0.5
@@ -42,7 +42,7 @@ def test_every_function_and_normalisation_of_the_native_configs_has_samples() ->
     named = {root_of(next(iter(leaves(normal_form(pattern))))) for row in rows for pattern in row.patterns}
     without_arithmetic, of_no_tensor = {nn.Dropout, F.dropout}, {"hardsigmoid", "hardsigmoid_"}
     assert len(named) > 25
-    assert named - set(OP_SAMPLES) == without_arithmetic | of_no_tensor
+    assert named - set(RECORDS) == without_arithmetic | of_no_tensor
     assert not any(hasattr(Tensor, method) for method in of_no_tensor)
 
 
@@ -50,7 +50,7 @@ def test_every_function_and_normalisation_of_the_native_configs_has_samples() ->
 
 
 def module(op: Any, **changed: Any) -> Any:
-    return made(op, {**OP_SAMPLES[op].base(), **changed}).get_submodule("op0")
+    return made(op, {**RECORDS[op].base(), **changed}).get_submodule("op0")
 
 
 @pytest.mark.parametrize("op", NORMS, ids=leaf_name)
@@ -65,7 +65,7 @@ def test_normalisations_have_parameters_and_statistics_that_cannot_be_left_out(o
 
 @pytest.mark.parametrize("op", NORMS, ids=leaf_name)
 def test_what_is_rarely_quantized_stands_apart(op: Any) -> None:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     usual = samples.base()
     rare = {"track_running_stats", "bias", "_unbatched"} | ({"affine"} if usual["affine"] else set())
     seen = set()
@@ -86,7 +86,7 @@ def test_slopes_of_channels_differ() -> None:
 
 def test_functions_get_the_statistics_that_they_shall_use() -> None:
     """With its statistics F.instance_norm is an affine function: what is equal in two channels' inputs stays equal."""
-    arguments = {**OP_SAMPLES[F.instance_norm].base(), "use_input_stats": False}
+    arguments = {**RECORDS[F.instance_norm].base(), "use_input_stats": False}
     model = made(F.instance_norm, arguments)
     x = torch.randn(2, 7, 3, 5)
     with torch.no_grad():

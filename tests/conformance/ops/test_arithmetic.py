@@ -13,19 +13,19 @@ from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.refimpl import ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaf_name, leaves
-from tests.conformance.support.ops_without_weights import OP_SAMPLES
+from tests.conformance.support.ops_without_weights import RECORDS
 
 
 @pytest.mark.rule("OBS-02")
 def test_every_op_of_the_native_configs_that_shares_its_observer_has_samples() -> None:
     for entry in native_config("qnnpack").configs:
         if entry.observation_type is ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT:
-            assert all(leaf in OP_SAMPLES for leaf in leaves(entry.normal_pattern)), entry
+            assert all(leaf in RECORDS for leaf in leaves(entry.normal_pattern)), entry
 
 
 def called(op: Any, **away: Any) -> list[Any]:
     """The nodes of a variant: the base with some arguments away from it."""
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     arguments = {**samples.base(), **away}
     assert samples.is_valid(arguments)
     model = MODEL_OF[len(samples.inputs(arguments))]([samples.step(op, arguments)])
@@ -57,7 +57,7 @@ def test_a_shape_is_read_once_and_used_on_the_tensor() -> None:
 
 
 def test_operands_are_broadcast_on_either_side_and_across_ranks() -> None:
-    pairs = OP_SAMPLES[torch.add].arguments["shape"]
+    pairs = RECORDS[torch.add].arguments["shape"]
     assert isinstance(pairs, tuple)
     results = [(torch.zeros(left) + torch.zeros(right)).shape for left, right in pairs]
     zipped = list(zip(pairs, results, strict=True))

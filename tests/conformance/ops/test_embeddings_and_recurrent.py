@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Tracer
 
-from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES, Bags, draw_table
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import RECORDS, Bags, draw_table
 from tests.conformance.support.dynamic_flows import model_of
 
-ops = pytest.mark.parametrize("op", OP_SAMPLES, ids=lambda op: op.__name__)
+ops = pytest.mark.parametrize("op", RECORDS, ids=lambda op: op.__name__)
 
 
 @ops
 def test_a_model_holds_its_op_once_and_nothing_else(op: Any) -> None:
-    for _, arguments in OP_SAMPLES[op].variants():
+    for _, arguments in RECORDS[op].variants():
         model = model_of(op, arguments)
         nodes = [node for node in Tracer().trace(model).nodes if node.op.startswith("call_")]
         assert len(nodes) == 1
@@ -31,7 +31,7 @@ def test_arguments_that_kernels_lack_are_varied_with_few_others(op: Any) -> None
     lacking = {"bias": False, "_unbatched": True, "mode": "max", "padding_idx": 0}
     if op in (nn.Embedding, F.embedding) or "Cell" in op.__name__:
         lacking = {"_unbatched": True}
-    for varied, arguments in OP_SAMPLES[op].variants():
+    for varied, arguments in RECORDS[op].variants():
         lacks = [name for name, value in lacking.items() if arguments.get(name) == value]
         assert len(lacks) <= 1
         assert not lacks or not {"input_size", "num_embeddings", "_batch", "per_sample_weights"} & set(varied)
@@ -41,7 +41,7 @@ def test_pairs_of_layers_directions_and_steps_meet_given_states() -> None:
     for op in (nn.LSTM, nn.GRU):
         met = {
             (arguments["num_layers"], arguments["bidirectional"], arguments["hx"], arguments["_steps"])
-            for _, arguments in OP_SAMPLES[op].variants()
+            for _, arguments in RECORDS[op].variants()
             if arguments["bias"] and not arguments["_unbatched"]
         }
         assert {(2, True, True, 1), (2, True, True, 3)} <= met
@@ -59,12 +59,12 @@ def test_rows_of_a_table_differ_in_the_place_and_width_of_their_range() -> None:
 
 
 def test_bags_with_a_last_offset_hold_an_empty_one_and_end_where_the_indices_end() -> None:
-    for _, arguments in OP_SAMPLES[nn.EmbeddingBag].variants():
+    for _, arguments in RECORDS[nn.EmbeddingBag].variants():
         if not arguments["include_last_offset"]:
             continue
         model = model_of(nn.EmbeddingBag, arguments)
         (bags,) = (module for module in model.modules() if isinstance(module, Bags))
         assert bags.offsets is not None
-        assert int(bags.offsets[-1]) == OP_SAMPLES[nn.EmbeddingBag].inputs(arguments)[0].shape[0]
+        assert int(bags.offsets[-1]) == RECORDS[nn.EmbeddingBag].inputs(arguments)[0].shape[0]
         if arguments["_bags"] == 3:
             assert bool((bags.offsets.diff() == 0).any())

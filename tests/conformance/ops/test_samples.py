@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.conformance.ops.variants import Fixed
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.dynamic_flows import flat, inputs_of, model_of
 from tests.conformance.support.samples_budget import MOST_VARIANTS
 
-each_op = pytest.mark.parametrize("op", OP_SAMPLES, ids=leaf_name)
+each_op = pytest.mark.parametrize("op", RECORDS, ids=leaf_name)
 OPERANDS = {"self", "input", "tensors", "mat1", "mat2", "a"}
 # The names under which torch knows ops that Python wraps, and an argument that the wrapper adds.
 WRAPPED = {
@@ -62,7 +62,7 @@ def signature(op: Any) -> set[str]:
 
 @each_op
 def test_every_argument_of_the_signature_is_varied_or_fixed_for_a_reason(op: Any) -> None:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     missing = signature(op) - set(samples.arguments)
     assert not missing, f"{leaf_name(op)}: vary {missing} or say why not"
     variants = [arguments for _, arguments in samples.variants()]
@@ -111,7 +111,7 @@ SILENT = {
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice for softmax")
 @each_op
 def test_every_variant_runs_and_every_argument_makes_a_difference_in_some(op: Any) -> None:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     base = samples.base()
     idle = {name for name in base if name != "shape" and not name.startswith("_") and name not in SILENT}
     for varied, arguments in samples.variants():
@@ -127,12 +127,12 @@ def all_equal(found: list[Tensor], others: list[Tensor]) -> bool:
     return len(found) == len(others) and all(map(torch.equal, found, others))
 
 
-POOLS = tuple(op for op in OP_SAMPLES if "Pool" in leaf_name(op) or "_pool" in leaf_name(op))
+POOLS = tuple(op for op in RECORDS if "Pool" in leaf_name(op) or "_pool" in leaf_name(op))
 
 
 @pytest.mark.parametrize("op", POOLS, ids=leaf_name)
 def test_a_pools_ceil_mode_is_idle_where_torchs_result_has_the_same_shape(op: Any) -> None:
-    samples, seen = OP_SAMPLES[op], set[bool]()
+    samples, seen = RECORDS[op], set[bool]()
     for _, arguments in samples.variants():
         if "ceil_mode" not in arguments:
             continue

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES, WEIGHTED
-from fx_quant_conformance.conformance.ops.variants import OpSamples
+from fx_quant_conformance.conformance.ops.table import RECORDS, WEIGHTED
+from fx_quant_conformance.conformance.ops.variants import OpRecord
 from tests.conformance.support.samples_budget import MOST_IN_PATTERNS
 
 OPS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.ConvTranspose1d)
 
 
-def away(samples: OpSamples) -> dict[str, tuple[Any, ...]]:
+def away(samples: OpRecord) -> dict[str, tuple[Any, ...]]:
     """The values of each argument beside its base."""
     arguments = {name: values for name, values in samples.arguments.items() if isinstance(values, tuple)}
     return {name: values[1:] for name, values in arguments.items()}
@@ -23,7 +23,7 @@ def away(samples: OpSamples) -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("op", OPS)
 def test_of_an_op_every_value_is_tried_alone_and_every_two_arguments_with_the_others_at_their_base(op: Any) -> None:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     base, variants = samples.base(), [arguments for _, arguments in samples.variants()]
     assert variants[0] == base
     for name, values in away(samples).items():
@@ -38,7 +38,7 @@ def test_of_an_op_every_value_is_tried_alone_and_every_two_arguments_with_the_ot
 
 def test_a_depthwise_convolution_meets_every_two_arguments_of_its_geometry() -> None:
     """Found so: oneDNN's kernel of height 1, padded in height alone, with channels in a multiple of 16."""
-    samples = OP_SAMPLES[nn.Conv2d]
+    samples = RECORDS[nn.Conv2d]
     ((kernel, names),) = samples.kernels
     base, variants = {**samples.base(), **kernel}, [arguments for _, arguments in samples.variants()]
     assert kernel["shape"].groups == kernel["shape"].c_in == 16
@@ -51,7 +51,7 @@ def test_a_depthwise_convolution_meets_every_two_arguments_of_its_geometry() -> 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("whole", (True, False))
 def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, whole: bool) -> None:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     base, variants = samples.base(), [arguments for _, arguments in samples.variants(whole=whole)]
     assert len(variants) == len({str(each) for each in variants})
     for name, values in away(samples).items():
@@ -65,13 +65,13 @@ def test_every_value_and_every_valid_pair_of_values_is_in_some_variant(op: Any, 
 
 
 def test_ops_within_patterns_are_cheap() -> None:
-    for op, samples in OP_SAMPLES.items():
+    for op, samples in RECORDS.items():
         if op in WEIGHTED:
             assert len(list(samples.variants(whole=False, known=False))) <= MOST_IN_PATTERNS, op
 
 
 def test_an_op_within_a_pattern_has_fewer_variants_and_none_of_its_own() -> None:
     for op in OPS:
-        every = [arguments for _, arguments in OP_SAMPLES[op].variants()]
-        fewer = [arguments for _, arguments in OP_SAMPLES[op].variants(whole=False, known=False)]
+        every = [arguments for _, arguments in RECORDS[op].variants()]
+        fewer = [arguments for _, arguments in RECORDS[op].variants(whole=False, known=False)]
         assert len(fewer) < len(every) and all(each in every for each in fewer)

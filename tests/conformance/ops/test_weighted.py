@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.fused_modules import EPILOGUES, MEMBERS, QAT_OF
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
-from fx_quant_conformance.conformance.ops.weighted import OP_SAMPLES, count_out_channels, draw_weight, transpose_weight
+from fx_quant_conformance.conformance.ops.weighted import RECORDS, count_out_channels, draw_weight, transpose_weight
 from fx_quant_conformance.refimpl import (
     FakeQuantize,
     MinMaxObserver,
@@ -26,7 +26,7 @@ from fx_quant_conformance.refimpl.config.patterns import is_chain, leaves
 
 
 def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     torch.manual_seed(0)
     inputs = [torch.randn(each.shape) for each in samples.inputs(arguments)]
     with torch.no_grad():
@@ -36,7 +36,7 @@ def ran(op: Any, arguments: dict[str, Any]) -> Tensor:
 
 def test_what_is_rarely_quantized_stands_apart() -> None:
     for op in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        for varied, arguments in OP_SAMPLES[op].variants():
+        for varied, arguments in RECORDS[op].variants():
             if arguments["padding_mode"] != "zeros":
                 assert set(varied) == {"padding", "padding_mode"}
                 assert isinstance(arguments["padding"], tuple)
@@ -48,7 +48,7 @@ def test_what_is_rarely_quantized_stands_apart() -> None:
 
 def test_positional_and_named_options_mean_the_same() -> None:
     for op in (F.conv2d, F.conv_transpose2d):
-        positional = [arguments for _, arguments in OP_SAMPLES[op].variants() if arguments["_positional"]]
+        positional = [arguments for _, arguments in RECORDS[op].variants() if arguments["_positional"]]
         assert len(positional) > 5
         for arguments in positional:
             assert torch.equal(ran(op, arguments), ran(op, {**arguments, "_positional": False}))
@@ -85,7 +85,7 @@ def test_a_transposed_layout_holds_the_same_operands(groups: int) -> None:
 
 def test_transposed_samples_scale_by_output_channel() -> None:
     """Channel 6 has one weight; in the transposed layout it is on the second axis, group by group."""
-    samples = OP_SAMPLES[nn.ConvTranspose2d]
+    samples = RECORDS[nn.ConvTranspose2d]
     layers = samples.arguments["shape"]
     assert isinstance(layers, tuple)
     layer = next(layer for layer in layers if layer.c_out > 7 and layer.groups == 1)
@@ -99,7 +99,7 @@ def test_transposed_samples_scale_by_output_channel() -> None:
 
 
 def root(kind: Any) -> nn.Module:
-    made = OP_SAMPLES[kind].step(kind, OP_SAMPLES[kind].base()).op
+    made = RECORDS[kind].step(kind, RECORDS[kind].base()).op
     assert isinstance(made, nn.Module)
     return made
 
@@ -107,8 +107,8 @@ def root(kind: Any) -> nn.Module:
 def fused(kind: Any) -> nn.Module:
     torch.manual_seed(1)
     first, *rest = MEMBERS[kind]
-    channels = count_out_channels(OP_SAMPLES[first].base()) if first in OP_SAMPLES else 5
-    made = root(first) if first in OP_SAMPLES else EPILOGUES[first](channels).op
+    channels = count_out_channels(RECORDS[first].base()) if first in RECORDS else 5
+    made = root(first) if first in RECORDS else EPILOGUES[first](channels).op
     module: nn.Module = kind(made, *(op if op is torch.add else EPILOGUES[op](channels).op for op in rest))
     return module.eval()
 
@@ -116,7 +116,7 @@ def fused(kind: Any) -> nn.Module:
 @pytest.mark.parametrize("kind", MEMBERS, ids=lambda kind: kind.__name__)
 def test_fused_modules_take_their_members_in_this_order(kind: Any) -> None:
     module, members = fused(kind), MEMBERS[kind]
-    samples = OP_SAMPLES.get(members[0])
+    samples = RECORDS.get(members[0])
     shape = (2, 5, 4, 4, 4) if samples is None else samples.inputs(samples.base())[0].shape
     x = torch.randn(shape[: 4 if members[0] is nn.BatchNorm2d else 5])
     if torch.add not in members:
@@ -177,14 +177,14 @@ def test_every_fused_and_qat_class_of_the_configs_is_known() -> None:
     assert len(qat) > 15
     assert qat <= set(QAT_OF)
     assert fused_classes <= set(MEMBERS)
-    assert set(QAT_OF.values()) <= {*MEMBERS, *OP_SAMPLES, nn.Embedding, nn.EmbeddingBag}
+    assert set(QAT_OF.values()) <= {*MEMBERS, *RECORDS, nn.Embedding, nn.EmbeddingBag}
 
 
 def test_every_op_after_a_weighted_one_is_a_epilogue() -> None:
     chains = [list(leaves(pattern)) for pattern in patterns() if is_chain(pattern)]
-    assert sum(chain[0] in OP_SAMPLES and len(chain) > 1 for chain in chains) > 30
+    assert sum(chain[0] in RECORDS and len(chain) > 1 for chain in chains) > 30
     for chain in chains:
-        assert chain[0] not in OP_SAMPLES or set(chain[1:]) <= set(EPILOGUES), chain
+        assert chain[0] not in RECORDS or set(chain[1:]) <= set(EPILOGUES), chain
     for members in MEMBERS.values():
         assert set(members[1:]) <= {*EPILOGUES, torch.add}
 

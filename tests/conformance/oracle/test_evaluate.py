@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from fx_quant_conformance.backends.base import Requantize
-from fx_quant_conformance.conformance.oracle.error_bounds import Value, bound_dequantizing, bound_rescaling
+from fx_quant_conformance.conformance.bounds.error_bounds import (
+    NoOracleError,
+    Value,
+    bound_dequantizing,
+    bound_rescaling,
+)
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, is_constant, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import is_constant, placeholder_grids
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from tests.conformance.support.by_hand import (

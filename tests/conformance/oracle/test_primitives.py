@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import Value
 from fx_quant_conformance.conformance.oracle.decompose import InPrimitives, describe, evaluate_opened, open_op
-from fx_quant_conformance.conformance.oracle.error_bounds import Value
 from fx_quant_conformance.conformance.oracle.primitives import _UNARY, PRIMITIVES
 
 CAPABILITIES = Capabilities(float_accumulation=True)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
 from fx_quant_conformance.backends.torch_engines.engine import engine
-from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
+from fx_quant_conformance.conformance.bounds.dynamic import leave_in_float
+from fx_quant_conformance.conformance.bounds.error_bounds import Value
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import RECORDS
 from fx_quant_conformance.conformance.oracle import recurrent
-from fx_quant_conformance.conformance.oracle.dynamic import leave_in_float
-from fx_quant_conformance.conformance.oracle.error_bounds import Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, ball
 from fx_quant_conformance.refimpl import lower
@@ -72,7 +72,7 @@ def in_doubles(op: Any, arguments: dict[str, Any], reference: nn.Module) -> nn.M
 @ops
 @pytest.mark.rule("CVT-02")
 def test_without_quantized_inputs_it_computes_what_torch_computes_in_float64(op: Any) -> None:
-    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[op].variants()):
         torch.manual_seed(number)
         reference = reference_of(model_of(op, arguments), PER_CHANNEL if number % 2 else dynamic())
         inputs = inputs_of(op, arguments)
@@ -91,7 +91,7 @@ def test_without_quantized_inputs_it_computes_what_torch_computes_in_float64(op:
 def test_qnnpacks_kernels_are_within_the_slack(op: Any) -> None:
     """Whose states are quantized, to eight bits; the slack is below half a step where no state is near a tie."""
     slacks = []
-    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[op].variants()):
         if arguments["_unbatched"]:
             continue  # torch's quantized modules take batches alone
         torch.manual_seed(number)
@@ -113,7 +113,7 @@ def test_qnnpacks_kernels_are_within_the_slack(op: Any) -> None:
 @ops
 @pytest.mark.rule("NUM-04")
 def test_the_reference_model_is_within_the_slack_of_states_left_in_float(op: Any) -> None:
-    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[op].variants()):
         torch.manual_seed(number)
         reference, inputs = (
             reference_of(model_of(op, arguments), dynamic()),
@@ -124,7 +124,7 @@ def test_the_reference_model_is_within_the_slack_of_states_left_in_float(op: Any
 
 @ops
 def test_states_left_in_float_seven_bits_and_swapped_weights_are_refuted(op: Any) -> None:
-    arguments = OP_SAMPLES[op].base() | {"hx": True, "_batch": 3, "hidden_size": 9, "input_size": 65}
+    arguments = RECORDS[op].base() | {"hx": True, "_batch": 3, "hidden_size": 9, "input_size": 65}
     torch.manual_seed(0)
     model, inputs = model_of(op, arguments), inputs_of(op, arguments)
     reference = reference_of(model, dynamic())
@@ -157,7 +157,7 @@ def test_a_relu_cell_by_hand() -> None:
 def test_a_state_at_a_tie_may_fall_to_either_side() -> None:
     """States from −1 to 1 have their zero point at a tie: either reading of the ends is within the bounds."""
     torch.manual_seed(0)
-    arguments = OP_SAMPLES[nn.RNNCell].base() | {"hx": True, "_batch": 2, "hidden_size": 1, "nonlinearity": "relu"}
+    arguments = RECORDS[nn.RNNCell].base() | {"hx": True, "_batch": 2, "hidden_size": 1, "nonlinearity": "relu"}
     reference = reference_of(model_of(nn.RNNCell, arguments), dynamic())
     module, inputs = module_of(reference), (inputs_of(nn.RNNCell, arguments)[0], torch.tensor([[-1.0], [1.0]]))
     (exact,) = Walk(reference, NATIVE).exact(inputs)
@@ -187,7 +187,7 @@ def test_functions_of_an_uncertain_value_stay_within_their_bounds(function: str)
 def test_every_state_within_its_error_leads_into_the_bounds(op: Any) -> None:
     """Cells, on uncertain results of their maps and uncertain states: samples stay inside."""
     torch.manual_seed(0)
-    kind = KINDS[type(module_of(reference_of(model_of(op, OP_SAMPLES[op].base()), dynamic())))]
+    kind = KINDS[type(module_of(reference_of(model_of(op, RECORDS[op].base()), dynamic())))]
     module = nn.RNNCell(1, 1)
     chunks = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3, nn.RNNCell: 1}[op]
     values = [_uncertain(5, 7 * chunks), _uncertain(5, 7 * chunks), *(_uncertain(5, 7) for _ in range(kind.states))]
@@ -209,7 +209,7 @@ def _uncertain(*shape: int) -> Value:
 @pytest.mark.rule("CVT-04")
 def test_half_precision_keeps_states_in_float_or_rounds_them() -> None:
     torch.manual_seed(0)
-    arguments = OP_SAMPLES[nn.GRUCell].base() | {"hx": True, "_batch": 3, "hidden_size": 9}
+    arguments = RECORDS[nn.GRUCell].base() | {"hx": True, "_batch": 3, "hidden_size": 9}
     reference = reference_of(model_of(nn.GRUCell, arguments), FLOAT16)
     inputs = inputs_of(nn.GRUCell, arguments, is_half=True)
     module = module_of(reference)
@@ -223,7 +223,7 @@ def test_half_precision_keeps_states_in_float_or_rounds_them() -> None:
 
 def test_comparing_with_the_float_model_counts_the_rounding_of_weights() -> None:
     torch.manual_seed(0)
-    arguments = OP_SAMPLES[nn.LSTM].base() | {"num_layers": 2, "bidirectional": True}
+    arguments = RECORDS[nn.LSTM].base() | {"num_layers": 2, "bidirectional": True}
     model, inputs = model_of(nn.LSTM, arguments), inputs_of(nn.LSTM, arguments)
     reference = reference_of(model, dynamic())
     exacts = Walk(reference, NATIVE, counts_weights=True).exact(inputs)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator
+from fx_quant_conformance.conformance.bounds.error_bounds import Accumulator
 from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.oracle.requantizing import (
     bound_factor,

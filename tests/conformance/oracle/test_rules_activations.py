@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, symbolic_trace
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.ops.activations import OP_SAMPLES
+from fx_quant_conformance.conformance.bounds.error_bounds import Errors, OpCall, Value
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
-from fx_quant_conformance.conformance.oracle.error_bounds import Errors, OpCall, Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.rules_activations import OP_RULES
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.flows import converted, on_grid
+from tests.conformance.support.functions import RECORDS
 
-ONE_OF_EACH = {(id(OP_RULES[op]), isinstance(op, type)): op for op in OP_SAMPLES}
+ONE_OF_EACH = {(id(OP_RULES[op]), isinstance(op, type)): op for op in RECORDS}
 """A module and a function, or a method, of each rule."""
 ops = pytest.mark.parametrize("op", ONE_OF_EACH.values(), ids=leaf_name)
 # Scale and zero point: all integers positive, around zero, negative; coarse and fine.
@@ -34,7 +34,7 @@ GRIDS = ((2.0**-5, 0), (0.0123, 128), (16.0, 250), (2.0**-12, 128))
 
 def model_of(op: Any, arguments: dict[str, Any]) -> GraphModule:
     torch.manual_seed(0)
-    return symbolic_trace(MODEL_OF[1]([OP_SAMPLES[op].step(op, arguments)]).eval())
+    return symbolic_trace(MODEL_OF[1]([RECORDS[op].step(op, arguments)]).eval())
 
 
 def call_of(model: GraphModule, op: Any, value: Value) -> OpCall:
@@ -64,7 +64,7 @@ def total(errors: Errors) -> Tensor:
 
 def drawn(op: Any, arguments: dict[str, Any], scale: float, zero_point: int) -> tuple[Tensor, Value]:
     """Integers of a grid from 0 to 255, and what they stand for."""
-    shape = OP_SAMPLES[op].inputs(arguments)[0].shape
+    shape = RECORDS[op].inputs(arguments)[0].shape
     integers = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
     exact = torch.tensor(scale, dtype=torch.float32).double()
     return integers, Value(real=(integers - zero_point) * exact, step=exact)
@@ -82,7 +82,7 @@ def _softmax_may_choose() -> Iterator[None]:
 @ops
 def test_float32_is_within_the_bound(op: Any) -> None:
     """However the input is dequantized: (k − z)·s, or k·s − z·s."""
-    for _, arguments in OP_SAMPLES[op].variants():
+    for _, arguments in RECORDS[op].variants():
         model = model_of(op, arguments)
         for scale, zero_point in GRIDS:
             integers, value = drawn(op, arguments, scale, zero_point)
@@ -108,7 +108,7 @@ def test_float32_of_what_architectures_leave_in_float_is_within_the_bound(approx
 @ops
 def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
     """On an ordinary grid it is far below a step of an 8-bit output: there a wrong result cannot hide in it."""
-    arguments = OP_SAMPLES[op].base()
+    arguments = RECORDS[op].base()
     _, value = drawn(op, arguments, 2.0**-5, 128)
     call = call_of(model_of(op, arguments), op, value)
     step = (call.result.max() - call.result.min()) / 255
@@ -119,7 +119,7 @@ def test_the_bound_excuses_nothing_that_shows(op: Any) -> None:
 @ops
 def test_errors_of_the_input_are_carried_on(op: Any) -> None:
     """Nothing that an input within its error can give is outside of the result's."""
-    for _, arguments in itertools.islice(OP_SAMPLES[op].variants(), 0, None, 2):
+    for _, arguments in itertools.islice(RECORDS[op].variants(), 0, None, 2):
         _, value = drawn(op, arguments, 2.0**-5, 100)
         model = model_of(op, arguments)
         error = torch.rand(value.real.shape, generator=torch.Generator().manual_seed(1)).double() * 2.0**-5
@@ -134,7 +134,7 @@ def test_errors_of_the_input_are_carried_on(op: Any) -> None:
 @pytest.mark.parametrize("name", ("running_mean", "running_var", "weight", "bias"))
 def test_errors_of_parameters_are_carried_on(name: str) -> None:
     """A config may have them quantized, for fx observes each tensor that a function is given."""
-    arguments = {**OP_SAMPLES[F.instance_norm].base(), "use_input_stats": False}
+    arguments = {**RECORDS[F.instance_norm].base(), "use_input_stats": False}
     _, value = drawn(F.instance_norm, arguments, 2.0**-5, 128)
     call = call_of(model_of(F.instance_norm, arguments), F.instance_norm, value)
     parameter = call.kwargs[name].double()

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import MOVES, OpCall, Value
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
 from fx_quant_conformance.conformance.ops.variants import Arguments
-from fx_quant_conformance.conformance.oracle.error_bounds import MOVES, OpCall, Value
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.rules_arithmetic import OP_RULES
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import One, activation_range, converted, drawn_integers, on_grid
-from tests.conformance.support.ops_without_weights import OP_SAMPLES
+from tests.conformance.support.ops_without_weights import RECORDS
 
 RANGE = activation_range(**X)  # type: ignore[arg-type]
 SHARE = ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
@@ -83,7 +83,7 @@ def test_addmm() -> None:
     weight, bias = drawn_integers(5, 2, seed=7, low=-127, high=127), torch.tensor([0.3, -1.5])
     weight[0, 0] = 127
     model = MODEL_OF[1](
-        [OP_SAMPLES[torch.addmm].step(torch.addmm, {**OP_SAMPLES[torch.addmm].base(), "beta": -1, "alpha": 2})]
+        [RECORDS[torch.addmm].step(torch.addmm, {**RECORDS[torch.addmm].base(), "beta": -1, "alpha": 2})]
     )
     model.get_parameter("weight0").data, model.get_parameter("bias0").data = weight * 2.0**-6, bias
     config = config_for(torch.addmm)
@@ -124,7 +124,7 @@ def operands(op: Any, arguments: Arguments, seed: int) -> tuple[Any, tuple[Value
 
     None: the step of the samples is more than a call of the op on its operands.
     """
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     step: Any = samples.step(op, arguments)
     is_module = isinstance(step.op, nn.Module)
     if step.op is not op and not is_module:
@@ -146,7 +146,7 @@ def operands(op: Any, arguments: Arguments, seed: int) -> tuple[Any, tuple[Value
 
 
 def variants(op: Any) -> Iterator[tuple[Arguments, Any, tuple[Value, ...], Any]]:
-    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[op].variants()):
         found = operands(op, arguments, number)
         if found is not None:
             yield arguments, *found
@@ -168,7 +168,7 @@ def judged(
     return result, sum((error.expand_as(result) for error in errors.values()), torch.zeros_like(result))
 
 
-WITH_RULES = [op for op in OP_SAMPLES if op not in SHAPE_READS and op is not torch.addmm]
+WITH_RULES = [op for op in RECORDS if op not in SHAPE_READS and op is not torch.addmm]
 
 
 @pytest.mark.rule("NUM-04")
@@ -227,9 +227,9 @@ def test_an_op_in_place_leaves_an_expanded_tensor_as_it_is() -> None:
 @pytest.mark.parametrize("op", [op for op in WITH_RULES if op not in (torch.clamp, "detach_")], ids=leaf_name)
 def test_the_reference_model_in_float32_is_correctly_rounded(op: Any) -> None:
     """Some variants of every op, in both forms: the last step from exact to integer is a rounding within the slack."""
-    every = [arguments for _, arguments in OP_SAMPLES[op].variants()]
+    every = [arguments for _, arguments in RECORDS[op].variants()]
     for number, arguments in enumerate(every[:: max(1, len(every) // 2)]):
-        samples = OP_SAMPLES[op]
+        samples = RECORDS[op]
         torch.manual_seed(number)
         shapes = [each.shape for each in samples.inputs(arguments)]
         model = MODEL_OF[len(shapes)]([samples.step(op, arguments)])

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
-from fx_quant_conformance.conformance.oracle.rules_attention import OP_RULES, bound_attention
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, OpCall, Value
+from fx_quant_conformance.conformance.ops.attention import UNSAMPLED, bound_attention
 
 ATTENTION: Any = F.scaled_dot_product_attention
 
@@ -66,4 +65,4 @@ def test_errors_of_the_operands_go_on() -> None:
 def test_other_kinds_of_attention_have_no_oracle(options: dict[str, Any]) -> None:
     call, _ = attend(4, 6, 1.0)
     with pytest.raises(NoOracleError, match=f"no rule for attention with {next(iter(options))}"):
-        OP_RULES[ATTENTION].bound(replace(call, kwargs=options))
+        UNSAMPLED[ATTENTION].bound(replace(call, kwargs=options))

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import MOVES, OpCall, Value
 from fx_quant_conformance.conformance.oracle.decompose import evaluate_opened, open_op
-from fx_quant_conformance.conformance.oracle.error_bounds import MOVES, OpCall, Value
 from fx_quant_conformance.conformance.oracle.table import OP_RULES
 
 STEP = (1 + 2.0**-9) / 32

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
 from fx_quant_conformance.backends.torch_engines.engine import engine
-from fx_quant_conformance.conformance.oracle.dynamic import (
+from fx_quant_conformance.conformance.bounds.dynamic import (
     bound_linear_products,
     dynamic_quantize,
     half_steps_of,
     halve,
 )
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, find_accumulator_step
+from fx_quant_conformance.conformance.bounds.error_bounds import OpCall, U, Value, find_accumulator_step
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.refimpl import lower
 from tests.conformance.support.dynamic_flows import (

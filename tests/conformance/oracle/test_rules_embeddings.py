@@ -14,11 +14,10 @@ from torch import nn
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.quantized_form import to_quantized_form
 from fx_quant_conformance.backends.torch_engines.engine import engine
-from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES, draw_table
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, OpCall, U, Value
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import RECORDS, draw_table
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
-from fx_quant_conformance.conformance.oracle.rules_dynamic import OP_RULES
+from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from fx_quant_conformance.refimpl import lower
 from fx_quant_conformance.refimpl.graph.tracing import NOT_LOWERED
 from tests.conformance.support.dynamic_flows import (
@@ -41,7 +40,7 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 @pytest.mark.parametrize("op", EMBEDDINGS)
 @pytest.mark.parametrize(("qconfig", "config"), [(NIBBLES, "qnnpack"), (SIGNED, "onednn")])
 def test_the_reference_model_is_within_the_slack(op: Any, qconfig: Any, config: str) -> None:
-    for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[op].variants()):
         torch.manual_seed(number)
         model, inputs = model_of(op, arguments), inputs_of(op, arguments)
         reference = reference_of(model, qconfig, config=config)
@@ -70,7 +69,7 @@ def test_rows_are_the_integers_times_their_scales_exactly() -> None:
 @pytest.mark.parametrize("qconfig", [BYTES, NIBBLES], ids=["8 bits", "4 bits"])
 def test_native_kernels_are_within_the_slack(qconfig: Any) -> None:
     for op in EMBEDDINGS:
-        for number, (_, arguments) in enumerate(OP_SAMPLES[op].variants()):
+        for number, (_, arguments) in enumerate(RECORDS[op].variants()):
             is_odd = qconfig is NIBBLES and arguments["embedding_dim"] % 2  # the kernel's rows have a column too many
             if arguments["padding_idx"] is not None or is_odd or len(arguments.get("shape", ())) > 2:
                 continue  # padding: the module sums it all the same

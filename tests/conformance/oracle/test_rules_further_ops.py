@@ -15,10 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, U, Value, bound_evaluation, gamma
+from fx_quant_conformance.conformance.bounds.error_bounds import (
+    NoOracleError,
+    OpCall,
+    U,
+    Value,
+    bound_evaluation,
+    gamma,
+)
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig
 from tests.conformance.support.flows import Two, activation_range, converted, drawn_integers, on_grid

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.oracle.error_bounds import OpCall, Value, propagate_product
-from fx_quant_conformance.conformance.oracle.error_bounds_arithmetic import bound_affine_products
+from fx_quant_conformance.conformance.bounds.error_bounds import OpCall, Value, propagate_product
+from fx_quant_conformance.conformance.bounds.error_bounds_arithmetic import bound_affine_products
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.conformance.oracle.grids import Grid

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, U, gamma
 from fx_quant_conformance.conformance.claims.claim import enumerate_claims
-from fx_quant_conformance.conformance.oracle.error_bounds import U, gamma
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError, placeholder_grids
+from fx_quant_conformance.conformance.oracle.grids import placeholder_grids
 from fx_quant_conformance.conformance.pipeline.claim_run import run_claim
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.refimpl import (

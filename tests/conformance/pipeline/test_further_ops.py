@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fx_quant_conformance.conformance.oracle.error_bounds import MOVES
+from fx_quant_conformance.conformance.bounds.error_bounds import MOVES
 from fx_quant_conformance.conformance.oracle.table import rule_of
 from fx_quant_conformance.refimpl import BackendPatternConfig, ObservationType
 from fx_quant_conformance.refimpl.config.patterns import leaf_name

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.conformance.pt2e.candidates import copy_entry, list_compositions, list_entries
 from fx_quant_conformance.conformance.pt2e.derive import ProbeRow
 from fx_quant_conformance.conformance.pt2e.writing import render_module, render_table
@@ -52,7 +52,7 @@ def make_config(dtypes: DTypeConfig, entries: list[BackendPatternConfig]) -> tup
 @pytest.fixture(scope="module")
 def every_entry(tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, Path, list[ProbeRow]]:
     """A config of everything that could be claimed, the module written of it, and its rows."""
-    config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(OP_SAMPLES))])
+    config, rows = make_config(U8_S8, [*list_entries(), *list_compositions(set(RECORDS))])
     rows[0] = replace(rows[0], notes=("a note that is longer than a line, " * 4,))
     for number, dtypes in enumerate((BOUNDED, FIXED, U8)):
         config.configs[number].set_dtype_configs([dtypes])

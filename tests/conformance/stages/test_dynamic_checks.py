@@ -12,7 +12,7 @@ from torch.fx import GraphModule, symbolic_trace
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.claims.claim import Claim, enumerate_claims
-from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.embeddings_and_recurrent import RECORDS
 from fx_quant_conformance.conformance.stages.dynamic_checks import check_prepared_dynamic, check_reference_dynamic
 from fx_quant_conformance.refimpl import QConfigMapping, prepare_fx
 from fx_quant_conformance.refimpl.observers.default_qconfigs import get_default_qconfig
@@ -42,7 +42,7 @@ def claim_of(pattern: str, dtypes: str) -> Claim:
 
 def samples_model(op: Any) -> nn.Module:
     """A model with all inputs of the op's samples."""
-    arguments = OP_SAMPLES[op].base() | ({"hx": True} if op in RECURRENT else {})
+    arguments = RECORDS[op].base() | ({"hx": True} if op in RECURRENT else {})
     return model_of(op, arguments)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.oracle.error_bounds import Accumulator
+from fx_quant_conformance.conformance.bounds.error_bounds import Accumulator
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.stages.test_numerics import exact, judged, of, verdict

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.backends.torch_engines.tables import native_config
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF, Input, Role
-from fx_quant_conformance.conformance.ops.table import OP_SAMPLES
+from fx_quant_conformance.conformance.ops.table import RECORDS
 from fx_quant_conformance.conformance.oracle.exact import Exact
 from fx_quant_conformance.refimpl import (
     MinMaxObserver,
@@ -59,13 +59,13 @@ def flat(output: Any) -> list[Any]:
 
 def model_of(op: Any, arguments: dict[str, Any]) -> nn.Module:
     """Build the model of an op's samples."""
-    samples = OP_SAMPLES[op]
+    samples = RECORDS[op]
     return MODEL_OF[len(samples.inputs(arguments))]([samples.step(op, arguments)]).eval()
 
 
 def inputs_of(op: Any, arguments: dict[str, Any], *, is_half: bool = False) -> tuple[Tensor, ...]:
     """Draw inputs: activations on a grid of 255 steps, states off the middle, so that no zero point is at a tie."""
-    drawn = tuple(map(_drawn, OP_SAMPLES[op].inputs(arguments)))
+    drawn = tuple(map(_drawn, RECORDS[op].inputs(arguments)))
     return tuple(x.half().float() if is_half and x.is_floating_point() else x for x in drawn)
 
 

@@ -1,10 +1,10 @@
-"""The samples of the ops without weights that the oracle's rules of arithmetic are about, of all their modules."""
+"""The records of the ops without weights that the oracle's rules of arithmetic are about, of all their modules."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fx_quant_conformance.conformance.ops import arithmetic, data_movement, pooling
-from fx_quant_conformance.conformance.ops.variants import OpSamples
+from fx_quant_conformance.conformance.ops.variants import OpRecord
 
-OP_SAMPLES: dict[Any, OpSamples] = {**pooling.OP_SAMPLES, **data_movement.OP_SAMPLES, **arithmetic.OP_SAMPLES}
+RECORDS: dict[Any, OpRecord] = {**pooling.RECORDS, **data_movement.RECORDS, **arithmetic.RECORDS}

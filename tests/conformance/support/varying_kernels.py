@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError
 from fx_quant_conformance.conformance.claims.case import Case, ValueRange
 from fx_quant_conformance.conformance.claims.inputs import Batch, NamedInputs
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.ops.op_model import Input, Role
 from fx_quant_conformance.conformance.oracle.exact import Exact
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.stages.invariance import allowed_steps_of, compare_changes
 from fx_quant_conformance.conformance.stages.reruns import RepeatRun
 from fx_quant_conformance.conformance.stages.state import CaseState, ExactOf, FirstRun, make_check

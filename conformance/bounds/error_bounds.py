@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
 
@@ -29,6 +29,10 @@ _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
 TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 Errors: TypeAlias = dict[str, Tensor]
 Bounds: TypeAlias = Tensor | float
+
+
+class NoOracleError(Exception):
+    """The reference graph holds something that the oracle cannot evaluate."""
 
 
 def gamma(n: int, unit: float = U) -> float:
@@ -91,6 +95,12 @@ class OpCall:
     def values(self) -> list[Value]:
         """List the operands that are Values, also those in lists."""
         return [item for item in flatten((self.args, tuple(self.kwargs.values()))) if isinstance(item, Value)]
+
+    def option(self, name: str, position: int, default: Any = None) -> Any:
+        """Return an argument: an attribute of a module; of a function by name or position."""
+        if isinstance(self.function, nn.Module):
+            return getattr(self.function, name, default)
+        return self.kwargs.get(name, self.args[position] if len(self.args) > position else default)
 
     def causes(self) -> list[str]:
         """List the causes of error that some operand brings."""

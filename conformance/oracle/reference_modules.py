@@ -1,4 +1,4 @@
-"""Rules of the oracle's table: ops with a weight, and the reference modules that hold one."""
+"""What modules that hold a weight compute: a function of the op table, and its operands."""
 
 from __future__ import annotations
 
@@ -9,20 +9,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
-    DOT_PRODUCT,
-    TRANSPOSED,
-    OpRule,
-    Value,
-    bound_dot_products,
-)
+from fx_quant_conformance.conformance.bounds.error_bounds import Value
 from fx_quant_conformance.refimpl.legacy import nnqr
 
-_CONVOLUTION = OpRule(arithmetic=DOT_PRODUCT, bound=bound_dot_products, source="torch.nn.functional.conv*; NUM-03")
-OP_RULES: dict[Any, OpRule] = dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, *TRANSPOSED), _CONVOLUTION)
-
 Operands = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of OP_RULES, and the arguments to call it with."""
+"""A function that has a rule, and the arguments to call it with."""
 
 
 def _open_convolution(function: Callable[..., Any], module: Any, weight: Value, x: Value) -> Operands:

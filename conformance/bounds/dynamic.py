@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     U64,
     Errors,
     OpCall,

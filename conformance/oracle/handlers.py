@@ -1,4 +1,4 @@
-"""Rules of the oracle for dynamic quantization, half precision, and for quantizing only weights (CVT-03, -04, -11).
+"""What the oracle makes of dynamic quantization, half precision, and for quantizing only weights (CVT-03, -04, -11).
 
 The oracle's walk asks ``NODES`` first, by a node's target, and ``MODULES`` by a module's class: they return the value
 of the node, with its bounds. Embeddings: values are looked up in the dequantized weight and, in bags, summed.
@@ -17,20 +17,13 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.oracle.dynamic import bound_linear_products, dequantize, dynamic_quantize, halve
-from fx_quant_conformance.conformance.oracle.error_bounds import (
-    DOT_PRODUCT,
-    FUNCTION,
-    MOVES,
-    Errors,
-    OpCall,
-    OpRule,
+from fx_quant_conformance.conformance.bounds.dynamic import dequantize, dynamic_quantize, halve
+from fx_quant_conformance.conformance.bounds.error_bounds import (
+    NoOracleError,
     Value,
     as_value,
-    bound_moves,
     gamma,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
 from fx_quant_conformance.refimpl.legacy import nnqr, quint4x2
 from fx_quant_conformance.refimpl.legacy.weights import read_integers
@@ -46,22 +39,6 @@ class Walker(Protocol):
     and states stay as they are."""
     values: dict[Node, Any]
 
-
-def bound_float_bags(call: OpCall) -> Errors:
-    """A float module sums at most n rows in float32, n indices in all: γₙ₊₂·n·max|w|. Rows themselves are exact."""
-    n = max(1, call.args[0].numel())
-    largest = call.function.weight.detach().abs().max()  # type: ignore[attr-defined]
-    return {"accumulation": (gamma(n + 2) * n * largest).expand_as(call.result)}
-
-
-OP_RULES: dict[Any, OpRule] = {
-    nn.EmbeddingBag: OpRule(arithmetic=FUNCTION, bound=bound_float_bags, source="torch.nn.EmbeddingBag, left in float"),
-    nn.Embedding: OpRule(arithmetic=FUNCTION, bound=bound_float_bags, source="torch.nn.Embedding, left in float"),
-    F.linear: OpRule(
-        arithmetic=DOT_PRODUCT, bound=bound_linear_products, source="torch.nn.functional.linear; NUM-03, CVT-03"
-    ),
-    F.embedding: OpRule(arithmetic=MOVES, bound=bound_moves, source="torch.nn.functional.embedding; CVT-11"),
-}
 
 # -- nodes: quantizing at run time -------------------------------------------------------------------------------------
 

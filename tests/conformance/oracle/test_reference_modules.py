@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fx_quant_conformance.backends.base import Capabilities
+from fx_quant_conformance.conformance.bounds.error_bounds import Value, map_values
 from fx_quant_conformance.conformance.ops.op_model import MODEL_OF
-from fx_quant_conformance.conformance.ops.weighted import OP_SAMPLES
-from fx_quant_conformance.conformance.oracle.error_bounds import Value, map_values
+from fx_quant_conformance.conformance.ops.weighted import RECORDS
 from fx_quant_conformance.conformance.oracle.evaluate import Walk
-from fx_quant_conformance.conformance.oracle.rules_weighted import REFERENCE_MODULES
+from fx_quant_conformance.conformance.oracle.reference_modules import REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.table import OP_RULES
 from tests.conformance.support.by_hand import SX, ZX, X
 from tests.conformance.support.flows import activation_range, converted, drawn_integers, input_grids, on_grid
 
-MODULES = {op: getattr(nnqr, op.__name__) for op in OP_SAMPLES if isinstance(op, type)}
-FUNCTIONS = [op for op in OP_SAMPLES if not isinstance(op, type)]
+MODULES = {op: getattr(nnqr, op.__name__) for op in RECORDS if isinstance(op, type)}
+FUNCTIONS = [op for op in RECORDS if not isinstance(op, type)]
 PLANAR = (F.linear, F.conv2d, F.conv_transpose2d)
 """Functions of which all variants are tried: in one or three dimensions they are the same."""
 
@@ -95,7 +95,7 @@ def test_a_transposed_convolution_adds_what_lands_on_a_pixel(options: dict[str, 
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda op: op.__name__)
 def test_float32_is_within_the_slack_for_every_variant(function: Any) -> None:
-    samples, capabilities, largest = OP_SAMPLES[function], Capabilities(float_accumulation=True), 0.0
+    samples, capabilities, largest = RECORDS[function], Capabilities(float_accumulation=True), 0.0
     every = list(samples.variants())
     for number, (varied, arguments) in enumerate(every if function in PLANAR else every[:6]):
         torch.manual_seed(number)
@@ -134,10 +134,10 @@ def computed(reference: Any, x: Value, **forward: Any) -> Tensor:
 
 
 def variants(kind: Any) -> Iterator[tuple[Any, Tensor]]:
-    for number, (_, arguments) in enumerate(OP_SAMPLES[kind].variants()):
+    for number, (_, arguments) in enumerate(RECORDS[kind].variants()):
         torch.manual_seed(number)
-        module = OP_SAMPLES[kind].step(kind, arguments).op
-        yield module, torch.randn(OP_SAMPLES[kind].inputs(arguments)[0].shape).double()
+        module = RECORDS[kind].step(kind, arguments).op
+        yield module, torch.randn(RECORDS[kind].inputs(arguments)[0].shape).double()
 
 
 @pytest.mark.slow

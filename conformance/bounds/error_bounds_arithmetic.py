@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     Errors,
+    NoOracleError,
     OpCall,
     U,
     add_error,
@@ -19,7 +18,6 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     gamma,
     propagate_product,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
 
 
 def bound_padding(call: OpCall) -> Errors:
@@ -129,8 +127,8 @@ def bound_interpolation(call: OpCall, mode: str | None = None, *, is_filtered: b
     terms per axis are multiplied and added, by γ₅ₖ₊₁·(Σ|w|)ᵏ·X more (with antialias N terms).
     """
     if mode is None:
-        mode = _read_interpolation(call, "mode", 3, "nearest")
-        is_filtered = bool(_read_interpolation(call, "antialias", 6, False))
+        mode = call.option("mode", 3, "nearest")
+        is_filtered = bool(call.option("antialias", 6, False))
     x = call.values()[0].real
     axes, extent = x.dim() - 2, max((*x.shape[2:], *call.result.shape[2:]))
     if mode not in _KERNELS:
@@ -142,13 +140,6 @@ def bound_interpolation(call: OpCall, mode: str | None = None, *, is_filtered: b
     largest = {cause: error_of(cause)(call.values()[0]).max() for cause in call.causes()}
     errors = {cause: (total**axes * error).expand_as(call.result) for cause, error in largest.items()}
     return add_error(errors, "function", ((weights + sums) * x.abs().max()).expand_as(call.result))
-
-
-def _read_interpolation(call: OpCall, name: str, position: int, default: object) -> Any:
-    """An argument: of a module its attribute; of the function by name or position."""
-    if isinstance(call.function, nn.Module):
-        return getattr(call.function, name, default)
-    return call.kwargs.get(name, call.args[position] if len(call.args) > position else default)
 
 
 def bound_floors(call: OpCall) -> Errors:

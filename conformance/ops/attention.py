@@ -1,4 +1,4 @@
-"""The oracle's rule for attention, which models have in float between quantized layers. (NUM-04)"""
+"""Attention, which models have in float between quantized layers: its rule. (NUM-04)"""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fx_quant_conformance.conformance.oracle.error_bounds import (
+from fx_quant_conformance.conformance.bounds.error_bounds import (
     FUNCTION,
     Errors,
+    NoOracleError,
     OpCall,
     OpRule,
     U,
@@ -22,8 +23,7 @@ from fx_quant_conformance.conformance.oracle.error_bounds import (
     bound_matrix_products,
     gamma,
 )
-from fx_quant_conformance.conformance.oracle.grids import NoOracleError
-from fx_quant_conformance.conformance.oracle.rules_activations import bound_softmax
+from fx_quant_conformance.conformance.ops.activations import bound_softmax
 
 _PLAIN: Mapping[str, Any] = {
     "attn_mask": None,
@@ -76,7 +76,7 @@ def _require_plain(call: OpCall) -> None:
         raise NoOracleError(f"no rule for attention with {', '.join(other)}")
 
 
-OP_RULES = {
+UNSAMPLED: dict[Any, OpRule] = {
     F.scaled_dot_product_attention: OpRule(
         arithmetic=FUNCTION, bound=bound_attention, source="torch.nn.functional.scaled_dot_product_attention; NUM-04"
     )
