@@ -9,9 +9,11 @@ whatever is read from the wrong place differs. (NUM-03)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
@@ -26,6 +28,7 @@ from fx_quant_conformance.conformance.stages.lower import lower, run_all
 from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph
 from fx_quant_conformance.refimpl.graph.in_place import writes
+from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import finish
 from fx_quant_conformance.reports.schema import Check, Where
 
@@ -83,21 +86,49 @@ def _run_told(
 def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, Mapping[str, int]]:
     """Return the model with values of inner nodes behind its results, each once, and the number of each.
 
-    Where some op writes into what it reads, they are copies.
+    Where some op writes into what it reads, they are copies. A value that a dropout hands on is told once.
     """
     graph, copies, named = Graph(), dict[Node, Node](), dict[str, Node]()
     modules = dict(reference.named_modules(remove_duplicate=False))
     is_written = any(writes(node, modules) for node in reference.graph.nodes)
+    sources = {node.name: _find_source(node, modules).name for node in reference.graph.nodes if node.name in inner}
+    told = frozenset(sources.values())
     for node in reference.graph.nodes:
         if node.op == "output":
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        if node.name in inner:
+        if node.name in told:
             named[node.name] = graph.call_function(torch.clone, (copies[node],)) if is_written else copies[node]
-    results = [copies[each] for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
+    ends = [each for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
+    results = [copies[_find_source(node, modules)] for node in ends]
     outputs = list(dict.fromkeys((*results, *named.values())))
     graph.output(tuple(outputs))
-    return finish(reference, graph, reference), {name: outputs.index(node) for name, node in named.items()}
+    numbers = {name: outputs.index(named[source]) for name, source in sources.items()}
+    return finish(reference, graph, reference), numbers
+
+
+def _find_source(node: Node, modules: Mapping[str, nn.Module]) -> Node:
+    """Return the first node with the values of this one: before all dropouts that are not in force and keep its grid.
+
+    What leaves them out has one value in place of two, and ExecuTorch's delegate refuses to return it twice
+    (pytorch/executorch#14937).
+    """
+    while is_dequantize(node) and is_quantize(node.args[0]):
+        op: Any = cast(Node, node.args[0]).args[0]
+        source: Any = op.args[0] if op.args else None
+        if not _is_idle(op, modules) or not is_dequantize(source) or source.args[1:] != node.args[1:]:
+            break
+        node = source
+    return node
+
+
+def _is_idle(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Tell whether a node is a dropout that is not in force."""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return isinstance(module, nn.modules.dropout._DropoutNd) and not module.training
+    is_training = node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
+    return node.target is F.dropout and is_training is False
 
 
 def _read_inputs(part: Subgraph, number: int, values: Mapping[str, Tensor]) -> Iterator[Tensor]:
