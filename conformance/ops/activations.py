@@ -303,12 +303,10 @@ def _sample_softmax(step: Callable[[Any, Arguments], Step], *dims: int | None, *
 
 _FLOAT_DTYPE = Fixed(reason="asks for a float dtype, and the claim is about a quantized result")
 _BETA: dict[str, Any] = {"beta": (1.0, 0.5, 3.0), "threshold": (20.0, 3.0)}
-_BY_DEFAULT: Arguments = {}
-"""Those of an epilogue of which nothing is varied."""
 
 
 def _sample_functions(
-    rule: OpRule, module: type[nn.Module], function: Callable[..., Any], epilogue: Arguments, **arguments: Any
+    rule: OpRule, module: type[nn.Module], function: Callable[..., Any], epilogue: Arguments | None, **arguments: Any
 ) -> dict[Any, OpRecord]:
     """A module and a function that both may work in place."""
     defaults = {name: values[0] for name, values in arguments.items()} | {"inplace": False}
@@ -321,34 +319,25 @@ def _sample_functions(
 
 RECORDS: dict[Any, OpRecord] = {
     **_sample_functions(_ELU, nn.ELU, F.elu, {"alpha": 0.3}, alpha=_ALPHA),
-    **_sample_functions(_HARDSWISH, nn.Hardswish, F.hardswish, _BY_DEFAULT),
-    **_sample_functions(_HARDSIGMOID, nn.Hardsigmoid, F.hardsigmoid, _BY_DEFAULT),
-    **_sample_functions(_SILU, nn.SiLU, F.silu, _BY_DEFAULT),
-    **_sample_functions(_MISH, nn.Mish, F.mish, _BY_DEFAULT),
-    nn.LeakyReLU: sample_elementwise(construct, rule=_LEAKY_RELU, negative_slope=_SLOPE, inplace=INPLACE),
-    F.leaky_relu: sample_elementwise(
-        call(negative_slope=0.01, inplace=False),
-        rule=_LEAKY_RELU,
-        input=TENSOR,
-        negative_slope=_SLOPE,
-        inplace=INPLACE,
-    ),
+    **_sample_functions(_HARDSWISH, nn.Hardswish, F.hardswish, {}),
+    **_sample_functions(_HARDSIGMOID, nn.Hardsigmoid, F.hardsigmoid, {}),
+    **_sample_functions(_SILU, nn.SiLU, F.silu, {}),
+    **_sample_functions(_MISH, nn.Mish, F.mish, {}),
+    **_sample_functions(_LEAKY_RELU, nn.LeakyReLU, F.leaky_relu, None, negative_slope=_SLOPE),
     F.leaky_relu_: sample_elementwise(
         _call_leaky_relu_, rule=_LEAKY_RELU, negative_slope=_SLOPE, _by_name=(False, True)
     ),
     nn.PReLU: _PRELU,
     F.prelu: _PRELU_FUNCTION,
-    nn.Sigmoid: sample_elementwise(construct, rule=_SIGMOID, epilogue=_BY_DEFAULT, args=_IGNORED, kwargs=_IGNORED),
-    **dict.fromkeys((torch.sigmoid, "sigmoid"), sample_elementwise(call(), rule=_SIGMOID, epilogue=_BY_DEFAULT)),
+    nn.Sigmoid: sample_elementwise(construct, rule=_SIGMOID, epilogue={}, args=_IGNORED, kwargs=_IGNORED),
+    **dict.fromkeys((torch.sigmoid, "sigmoid"), sample_elementwise(call(), rule=_SIGMOID, epilogue={})),
     "sigmoid_": sample_elementwise(call(), rule=_SIGMOID),
     nn.Tanh: sample_elementwise(construct, rule=_TANH, args=_IGNORED, kwargs=_IGNORED),
     **dict.fromkeys((torch.tanh, "tanh", "tanh_"), sample_elementwise(call(), rule=_TANH)),
-    nn.GELU: sample_elementwise(construct, rule=_GELU, epilogue=_BY_DEFAULT, approximate=("none", "tanh")),
-    F.gelu: sample_elementwise(
-        call(approximate="none"), rule=_GELU, epilogue=_BY_DEFAULT, approximate=("none", "tanh")
-    ),
-    nn.Softplus: sample_elementwise(construct, rule=_SOFTPLUS, epilogue=_BY_DEFAULT, **_BETA),
-    F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), rule=_SOFTPLUS, epilogue=_BY_DEFAULT, **_BETA),
+    nn.GELU: sample_elementwise(construct, rule=_GELU, epilogue={}, approximate=("none", "tanh")),
+    F.gelu: sample_elementwise(call(approximate="none"), rule=_GELU, epilogue={}, approximate=("none", "tanh")),
+    nn.Softplus: sample_elementwise(construct, rule=_SOFTPLUS, epilogue={}, **_BETA),
+    F.softplus: sample_elementwise(call(beta=1.0, threshold=20.0), rule=_SOFTPLUS, epilogue={}, **_BETA),
     nn.Softmax: _sample_softmax(construct, -1, 1, 0, None),
     F.softmax: _sample_softmax(
         call(dim=None), -1, 1, 0, None, input=TENSOR, dtype=_FLOAT_DTYPE, _stacklevel=Fixed(reason="of a warning")

@@ -354,7 +354,6 @@ def _sample_pads() -> dict[Any, OpRecord]:
 
 
 _RANGE: Arguments = {"min_val": -0.3, "max_val": 0.7}
-_BY_DEFAULT: Arguments = {}
 _RELU = sample_elementwise(construct, rule=_CLAMPED, inplace=INPLACE)
 _RELU_FUNCTION = sample_elementwise(call(inplace=False), rule=_CLAMPED, inplace=INPLACE)
 RECORDS: dict[Any, OpRecord] = {
@@ -387,8 +386,8 @@ RECORDS: dict[Any, OpRecord] = {
     F.hardtanh_: sample_elementwise(call(min_val=-1.0, max_val=1.0), rule=_CLAMPED, **_BOUNDS),
     nn.ReLU: _RELU,
     F.relu: _RELU_FUNCTION,
-    nn.ReLU6: replace(_RELU, epilogue=_BY_DEFAULT),
-    F.relu6: replace(_RELU_FUNCTION, epilogue=_BY_DEFAULT),
+    nn.ReLU6: replace(_RELU, epilogue={}),
+    F.relu6: replace(_RELU_FUNCTION, epilogue={}),
     **dict.fromkeys((torch.relu, "relu", "relu_"), sample_elementwise(call(), rule=_CLAMPED)),
     "detach": sample_elementwise(call(), rule=MOVED),
     "detach_": sample_elementwise(call(), rule=move_copy("detach_")),
