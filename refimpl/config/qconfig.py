@@ -48,8 +48,9 @@ class ResolvedQConfig(NamedTuple):
 
 
 def as_qconfig(value: object, source: str = "") -> QConfig | None:
-    """Return None, refimpl's QConfig, or one of any object with callable ``activation`` and ``weight``.
+    """Return None, a QConfig of refimpl's or torch's as it is, or one of any object with the two constructors.
 
+    Tools of torch's, such as its ModelReport, ask the modules of a prepared model for a QConfig of torch's class.
     Raises QConfigError, naming the source, for anything else: a module in the place of its constructor too.
     """
     if value is None:
@@ -61,7 +62,9 @@ def as_qconfig(value: object, source: str = "") -> QConfig | None:
             text = f"the instance {advice}" if isinstance(make, nn.Module) else show(value)
             where = f"QConfig of {source}" if source else "QConfig"
             raise QConfigError(f"{where}: expected constructors 'activation' and 'weight', found {text}")
-    return value if isinstance(value, QConfig) else QConfig(value.activation, value.weight)  # type: ignore[attr-defined]  # rule: CFG-14
+    given: Any = value
+    is_one = isinstance(given, tuple) and getattr(given, "_fields", None) == QConfig._fields
+    return given if is_one else QConfig(given.activation, given.weight)  # rule: CFG-14
 
 
 GLOBAL = "global"  # the source of the QConfig for parts that no other key names

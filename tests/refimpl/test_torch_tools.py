@@ -112,6 +112,18 @@ def test_the_numeric_suite_finds_the_same_layers(compare: Callable[[Any, Any], A
     assert found[0] == found[1] and found[0], "torch's, and refimpl's"
 
 
+@pytest.mark.rule("CFG-14")
+def test_torchs_model_report_says_the_same_of_a_model_prepared_with_torchs_mapping() -> None:
+    """Its detector asks each module for a QConfig of torch's class."""
+    from torch.ao.quantization.fx._model_report.detector import PerChannelDetector
+
+    found = []
+    for door in (torch_fx.prepare_fx, refimpl.prepare_fx):
+        prepared = door(Net().eval(), TORCH.get_default_qconfig_mapping("qnnpack"), (BATCH,))
+        found.append(PerChannelDetector("qnnpack").generate_detector_report(prepared)[1])
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.rule("CFG-14")
 @pytest.mark.filterwarnings("ignore:QConfig must specify a FixedQParams:UserWarning")  # torch's
