@@ -308,7 +308,7 @@ class Drawing:
     def _list_options(self, pattern: str, shape: Shape) -> list[dict[str, Any]]:
         """Return the samples that fit and that the backend takes; a norm after a linear layer takes two axes.
 
-        Epilogues are drawn with the arguments of their table, and not where the backend limits these; nor is what it
+        Epilogues are drawn with the arguments of their record, and not where the backend limits these; nor is what it
         declares conditions on.
         """
         ops = self.patterns[pattern]

@@ -268,4 +268,4 @@ RECORDS: dict[Any, OpRecord] = {
     "shape": _SHAPE,
 }
 UNSAMPLED: dict[Any, OpRule] = dict.fromkeys((torch.chunk, torch.split, "chunk", "expand", "flatten", "unbind"), MOVED)
-"""Rules of what no pattern names."""
+"""Rules of what is the root of no pattern."""

@@ -7,6 +7,7 @@ the pairs of the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -252,7 +253,7 @@ RECORDS: dict[Any, OpRecord] = {
         arguments={**_EMBEDDING, "_freeze": (False, True), "_weight": _DRAWN, **_RENORMALIZED, **PLACES},
         inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
         step=lambda op, arguments: Step(op=_construct(op, arguments, "shape")),
-        rule=_LEFT_IN_FLOAT,
+        rule=replace(_LEFT_IN_FLOAT, source="torch.nn.Embedding, left in float"),
     ),
     F.embedding: OpRecord(
         arguments={
@@ -263,7 +264,7 @@ RECORDS: dict[Any, OpRecord] = {
         },
         inputs=lambda arguments: (_make_indices(arguments["shape"], arguments),),
         step=_call_embedding,
-        rule=MOVED,
+        rule=replace(MOVED, source="torch.nn.functional.embedding; CVT-11"),
     ),
     nn.EmbeddingBag: OpRecord(
         arguments={**_BAG, "_weight": _DRAWN, **_RENORMALIZED, **PLACES},

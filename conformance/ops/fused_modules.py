@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from fx_quant_conformance.conformance.ops import activations, arithmetic
+from fx_quant_conformance.conformance.ops.activations import EPILOGUE_SLOPE
 from fx_quant_conformance.conformance.ops.op_model import Step
-from fx_quant_conformance.conformance.ops.variants import Arguments, OpRecord
+from fx_quant_conformance.conformance.ops.table import RECORDS
+from fx_quant_conformance.conformance.ops.variants import Arguments
 from fx_quant_conformance.refimpl.legacy import nni, nniqat, nnqat
 
 MEMBERS: dict[Any, tuple[Any, ...]] = {
@@ -80,8 +81,7 @@ def _build_batch_norm(kind: Any, channels: int) -> Step:
 
 
 # What is given by position counts as an argument pattern, and a chain has one for each op (PAT-04): the rest has names.
-_RECORDS: dict[Any, OpRecord] = {**arithmetic.RECORDS, **activations.RECORDS}
-BENDING = frozenset(op for op, record in _RECORDS.items() if record.epilogue is not None)
+BENDING = frozenset(op for op, record in RECORDS.items() if record.epilogue is not None)
 """Epilogues whose function clamps or bends away from zero, or has a slope for each channel."""
 BY_CHANNEL = frozenset((nn.PReLU, F.prelu))
 """Epilogues with a parameter for each channel of what comes to them."""
@@ -91,7 +91,7 @@ def make_epilogue(op: Any, channels: int, is_taken: Callable[[Arguments], bool] 
     """Make the step of a epilogue: of its arguments those of its record, else the first that the backend takes."""
     if op not in BENDING:
         return EPILOGUES[op](channels)
-    record = _RECORDS[op]
+    record = RECORDS[op]
     by_channel: Arguments = {"num_parameters": max(1, channels)} if op in BY_CHANNEL else {}
     usual = {**record.base(), **(record.epilogue or {}), **by_channel}
     others = ({**arguments, **by_channel} for _, arguments in record.variants())
@@ -102,13 +102,13 @@ EPILOGUES: dict[Any, Callable[[int], Step]] = {
     **{kind: partial(_build_batch_norm, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     nn.ReLU: lambda channels: Step(op=nn.ReLU()),
     nn.Tanh: lambda channels: Step(op=nn.Tanh()),
-    nn.LeakyReLU: lambda channels: Step(op=nn.LeakyReLU(activations.EPILOGUE_SLOPE)),
-    F.leaky_relu: lambda channels: Step(op=F.leaky_relu, keywords=(("negative_slope", activations.EPILOGUE_SLOPE),)),
+    nn.LeakyReLU: lambda channels: Step(op=nn.LeakyReLU(EPILOGUE_SLOPE)),
+    F.leaky_relu: lambda channels: Step(op=F.leaky_relu, keywords=(("negative_slope", EPILOGUE_SLOPE),)),
     F.relu: lambda channels: Step(op=F.relu),
     torch.relu: lambda channels: Step(op=torch.relu),
     torch.tanh: lambda channels: Step(op=torch.tanh),
     "relu": lambda channels: Step(op="relu"),
     "tanh": lambda channels: Step(op="tanh"),
-    **{op: partial(make_epilogue, op) for op in _RECORDS if op in BENDING},
+    **{op: partial(make_epilogue, op) for op in RECORDS if op in BENDING},
 }
 """Ops that may follow, by the number of channels that come to them."""

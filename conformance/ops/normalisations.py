@@ -372,4 +372,4 @@ RECORDS: dict[Any, OpRecord] = {
     nn.BatchNorm3d: _sample_channel_norm(3, is_batch=True),
 }
 UNSAMPLED: dict[Any, OpRule] = dict.fromkeys((nn.BatchNorm1d, F.batch_norm), _BATCH_NORM)
-"""Rules of what no pattern names."""
+"""Rules of what is the root of no pattern."""

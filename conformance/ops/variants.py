@@ -46,10 +46,10 @@ class OpRecord:
     these too."""
     rule: OpRule | None = None
     """Its exact result and its bound (NUM-04). None: that of the function that a module holds the weight of, of its
-    reference module, or of the primitives that torch writes it in."""
+    reference module, or of the primitives that torch writes it in; what reads a shape has none."""
     epilogue: Arguments | None = None
     """Where it follows a layer, and clamps or bends away from zero: its arguments, as far as they are not the base.
-    None: it does not."""
+    None: it bends nothing; fused_modules.py has what follows with arguments of its own."""
     known: tuple[Arguments, ...] = ()
     """Changes of the base for ops as known networks have them, or for another size. They are tried only where the op is
     the whole pattern."""

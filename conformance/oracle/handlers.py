@@ -1,4 +1,4 @@
-"""What the oracle makes of dynamic quantization, half precision, and for quantizing only weights (CVT-03, -04, -11).
+"""What the oracle makes of dynamic quantization, of half precision and of quantized weights (CVT-03, -04, -11).
 
 The oracle's walk asks ``NODES`` first, by a node's target, and ``MODULES`` by a module's class: they return the value
 of the node, with its bounds. Embeddings: values are looked up in the dequantized weight and, in bags, summed.

@@ -41,9 +41,11 @@ def judge_in_context(
     bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
 ) -> list[tuple[Subgraph, Check, Sequence[Comparison]]]:
     """Judge each part on the values that the model gives. Raises UntoldError."""
-    told = _run_told(bench, reference, batches, parts)
+    told, joined = _run_told(bench, reference, batches, parts)
     judged: list[tuple[Subgraph, Check, Sequence[Comparison]]] = []
     for part in parts:
+        if joined.issuperset(part.gives):  # it would be held to itself
+            continue
         walk, grids = Walk(part.model, bench.capabilities), tuple(placeholder_grids(part.model))
         comparisons: list[Comparison] = []
         for number, values in enumerate(told):
@@ -61,18 +63,31 @@ def judge_in_context(
 
 def _run_told(
     bench: Bench, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
-) -> list[Mapping[str, Tensor]]:
-    """Return, for each batch, the values of the nodes that parts read and give, by their names. Raises UntoldError."""
+) -> tuple[list[Mapping[str, Tensor]], frozenset[str]]:
+    """Return, for each batch, the values of the nodes that parts read and give, by their names; and those of others.
+
+    Where the backend refuses to return a value on both sides of a dropout, it is asked for the one before it, which
+    stands for the other. Raises UntoldError.
+    """
     names = list(dict.fromkeys(each for part in parts for each in (*part.reads, *part.gives) if each))
     inputs = [node.name for node in reference.graph.nodes if node.op == "placeholder"]
     inner = [name for name in names if name not in inputs]
-    model, numbers = _tell(reference, inner)
     places = [Where(input=f"batch {number}, with inner values") for number in range(len(batches))]
-    try:
-        lowered = lower(bench, model, batches[0])
-        outputs = [tree_leaves(each) for each in run_all(lowered, places, batches)]
-    except FaultFound as found:
-        raise UntoldError(found.fault.message) from found
+    modules = dict(reference.named_modules(remove_duplicate=False))
+    sources = {node.name: node for node in reference.graph.nodes if node.name in inner}
+    first = {name: _find_source(node, modules) for name, node in sources.items()}
+    fault: FaultFound | None = None
+    for nodes in (sources,) if first == sources else (sources, first):
+        model, numbers = _tell(reference, nodes)
+        try:
+            lowered = lower(bench, model, batches[0])
+            outputs = [tree_leaves(each) for each in run_all(lowered, places, batches)]
+            break
+        except FaultFound as found:
+            fault = found
+    else:
+        assert fault is not None
+        raise UntoldError(fault.fault.message) from fault
     told: list[Mapping[str, Tensor]] = []
     expected = 1 + max(numbers.values(), default=-1)
     for batch, values in zip(batches, outputs, strict=True):
@@ -80,19 +95,19 @@ def _run_told(
             raise UntoldError(f"the model returned {len(values)} results; expected {expected}")
         of_nodes = {name: values[number] for name, number in numbers.items()}
         told.append(dict(zip(inputs, batch, strict=True)) | of_nodes)
-    return told
+    return told, frozenset(name for name in inner if nodes[name] is not sources[name])
 
 
-def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, Mapping[str, int]]:
+def _tell(reference: GraphModule, sources: Mapping[str, Node]) -> tuple[GraphModule, Mapping[str, int]]:
     """Return the model with values of inner nodes behind its results, each once, and the number of each.
 
-    Where some op writes into what it reads, they are copies. A value that a dropout hands on is told once.
+    ``sources``: by the name of a node, the one that is told for it. Where some op writes into what it reads, they are
+    copies.
     """
     graph, copies, named = Graph(), dict[Node, Node](), dict[str, Node]()
     modules = dict(reference.named_modules(remove_duplicate=False))
     is_written = any(writes(node, modules) for node in reference.graph.nodes)
-    sources = {node.name: _find_source(node, modules).name for node in reference.graph.nodes if node.name in inner}
-    told = frozenset(sources.values())
+    told = {node.name for node in sources.values()}
     for node in reference.graph.nodes:
         if node.op == "output":
             continue
@@ -100,10 +115,10 @@ def _tell(reference: GraphModule, inner: Sequence[str]) -> tuple[GraphModule, Ma
         if node.name in told:
             named[node.name] = graph.call_function(torch.clone, (copies[node],)) if is_written else copies[node]
     ends = [each for each in tree_leaves(reference.graph.output_node().args[0]) if isinstance(each, Node)]
-    results = [copies[_find_source(node, modules)] for node in ends]
+    results = [copies[sources.get(node.name, node)] for node in ends]
     outputs = list(dict.fromkeys((*results, *named.values())))
     graph.output(tuple(outputs))
-    numbers = {name: outputs.index(named[source]) for name, source in sources.items()}
+    numbers = {name: outputs.index(named[node.name]) for name, node in sources.items()}
     return finish(reference, graph, reference), numbers
 
 
@@ -116,7 +131,8 @@ def _find_source(node: Node, modules: Mapping[str, nn.Module]) -> Node:
     while is_dequantize(node) and is_quantize(node.args[0]):
         op: Any = cast(Node, node.args[0]).args[0]
         source: Any = op.args[0] if op.args else None
-        if not _is_idle(op, modules) or not is_dequantize(source) or source.args[1:] != node.args[1:]:
+        quantize: Any = source.args[0] if is_dequantize(source) else None
+        if not _is_idle(op, modules) or quantize is None or quantize.args[1:] != cast(Node, node.args[0]).args[1:]:
             break
         node = source
     return node
