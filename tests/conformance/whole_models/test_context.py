@@ -44,7 +44,7 @@ class Halving(ReferenceBackend):
             if "drop" in str(node.target):
                 with model.graph.inserting_after(node):
                     halved = model.graph.call_function(torch.mul, (node, 0.5))
-                node.replace_all_uses_with(halved, delete_user_cb=lambda user, halved=halved: user is not halved)  # type: ignore[misc]
+                node.replace_all_uses_with(halved, delete_user_cb=lambda user, halved=halved: user is not halved)
         model.recompile()
         return super().lower(model, example_inputs)
 
