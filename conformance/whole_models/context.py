@@ -40,11 +40,23 @@ class UntoldError(Exception):
 def judge_in_context(
     bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
 ) -> list[tuple[Subgraph, Check, Sequence[Comparison]]]:
-    """Judge each part on the values that the model gives. Raises UntoldError."""
-    told, joined = _run_told(bench, reference, batches, parts)
+    """Judge each part on the values that the model gives. Raises UntoldError.
+
+    Where the backend does not return a value on both sides of a dropout, it is asked for the one before it, which
+    stands for the other; the dropout, which would be held to itself, is then not judged.
+    """
+    nodes = _list_inner(reference, parts)
+    modules = dict(reference.named_modules(remove_duplicate=False))
+    sources = {name: _find_source(node, modules) for name, node in nodes.items()}
+    try:
+        told = _run_told(bench, reference, batches, nodes)
+    except UntoldError:
+        if sources == nodes:
+            raise
+        nodes, told = sources, _run_told(bench, reference, batches, sources)
     judged: list[tuple[Subgraph, Check, Sequence[Comparison]]] = []
     for part in parts:
-        if joined.issuperset(part.gives):  # it would be held to itself
+        if all(nodes[name].name != name for name in part.gives):
             continue
         walk, grids = Walk(part.model, bench.capabilities), tuple(placeholder_grids(part.model))
         comparisons: list[Comparison] = []
@@ -61,33 +73,24 @@ def judge_in_context(
     return judged
 
 
-def _run_told(
-    bench: Bench, reference: GraphModule, batches: Sequence[Batch], parts: Sequence[Subgraph]
-) -> tuple[list[Mapping[str, Tensor]], frozenset[str]]:
-    """Return, for each batch, the values of the nodes that parts read and give, by their names; and those of others.
+def _list_inner(reference: GraphModule, parts: Sequence[Subgraph]) -> dict[str, Node]:
+    """Return the inner nodes that parts read and give, by their names."""
+    names = {each for part in parts for each in (*part.reads, *part.gives)}
+    return {node.name: node for node in reference.graph.nodes if node.name in names and node.op != "placeholder"}
 
-    Where the backend refuses to return a value on both sides of a dropout, it is asked for the one before it, which
-    stands for the other. Raises UntoldError.
-    """
-    names = list(dict.fromkeys(each for part in parts for each in (*part.reads, *part.gives) if each))
+
+def _run_told(
+    bench: Bench, reference: GraphModule, batches: Sequence[Batch], nodes: Mapping[str, Node]
+) -> list[Mapping[str, Tensor]]:
+    """Return, for each batch, the values of inputs and inner nodes (``_tell``), by their names. Raises UntoldError."""
     inputs = [node.name for node in reference.graph.nodes if node.op == "placeholder"]
-    inner = [name for name in names if name not in inputs]
+    model, numbers = _tell(reference, nodes)
     places = [Where(input=f"batch {number}, with inner values") for number in range(len(batches))]
-    modules = dict(reference.named_modules(remove_duplicate=False))
-    sources = {node.name: node for node in reference.graph.nodes if node.name in inner}
-    first = {name: _find_source(node, modules) for name, node in sources.items()}
-    fault: FaultFound | None = None
-    for nodes in (sources,) if first == sources else (sources, first):
-        model, numbers = _tell(reference, nodes)
-        try:
-            lowered = lower(bench, model, batches[0])
-            outputs = [tree_leaves(each) for each in run_all(lowered, places, batches)]
-            break
-        except FaultFound as found:
-            fault = found
-    else:
-        assert fault is not None
-        raise UntoldError(fault.fault.message) from fault
+    try:
+        lowered = lower(bench, model, batches[0])
+        outputs = [tree_leaves(each) for each in run_all(lowered, places, batches)]
+    except FaultFound as found:
+        raise UntoldError(found.fault.message) from found
     told: list[Mapping[str, Tensor]] = []
     expected = 1 + max(numbers.values(), default=-1)
     for batch, values in zip(batches, outputs, strict=True):
@@ -95,7 +98,7 @@ def _run_told(
             raise UntoldError(f"the model returned {len(values)} results; expected {expected}")
         of_nodes = {name: values[number] for name, number in numbers.items()}
         told.append(dict(zip(inputs, batch, strict=True)) | of_nodes)
-    return told, frozenset(name for name in inner if nodes[name] is not sources[name])
+    return told
 
 
 def _tell(reference: GraphModule, sources: Mapping[str, Node]) -> tuple[GraphModule, Mapping[str, int]]:
