@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fx_quant_conformance.conformance.bounds.error_bounds import (
     Errors,
@@ -22,8 +25,8 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
 
 def bound_padding(call: OpCall) -> Errors:
     """Values move and a constant is put next to them, which has no error: f(e) − f(0), in which it cancels."""
-    constant = call.evaluate(lambda value: value.real * 0)
-    return {cause: call.evaluate(error_of(cause)) - constant for cause in call.causes()}
+    constant = call.evaluate(lambda value: torch.zeros(value.real.shape, dtype=torch.float64))
+    return {cause: tree_map(operator.sub, call.evaluate(error_of(cause)), constant) for cause in call.causes()}
 
 
 def bound_products(call: OpCall) -> Errors:

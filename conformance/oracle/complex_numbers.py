@@ -27,7 +27,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     make_aten_rule,
 )
 
-ARITHMETIC = frozenset({"add", "sub", "mul", "div", "abs"})
+ARITHMETIC = frozenset({"add", "sub", "mul", "div", "abs", "neg", "sum", "mean", "mm", "bmm"})
 """Primitives of real numbers that hold for complex ones as well."""
 
 

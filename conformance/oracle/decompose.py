@@ -37,12 +37,15 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
 )
 from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
 from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
-from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
+from fx_quant_conformance.conformance.oracle.openings import OPENINGS, Functional
+from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES, PUT_BY_INDEX
 
 _CREATING = frozenset(
     name for what in ("empty", "zeros", "ones", "full") for name in (what, f"new_{what}", f"{what}_like")
 )
 """Ops that make a tensor like another, whose numbers they do not read."""
+_OF_INTEGERS = frozenset({torch.ops.aten.tril_indices.default, torch.ops.aten.triu_indices.default})
+"""Ops on integers that torch would write in floats."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -52,31 +55,11 @@ def _find(table: Mapping[str, Any], op: Any) -> Any:
     return table.get(name) or table.get(name.partition(".")[0])
 
 
-def _open_trilinear(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    expand_a: Sequence[int],
-    expand_b: Sequence[int],
-    expand_c: Sequence[int],
-    axes: Sequence[int],
-    unroll_dim: int = 1,
-) -> Tensor:
-    """The sum of products of three tensors, each with axes put in; torch has no decomposition of it."""
-    for axis in expand_a:
-        a = a.unsqueeze(axis)
-    for axis in expand_b:
-        b = b.unsqueeze(axis)
-    for axis in expand_c:
-        c = c.unsqueeze(axis)
-    return (a * b * c).sum(tuple(axes))
-
-
 _TABLE: dict[Any, Callable[..., Any]] = {
     op: decompose
     for op, decompose in torch._decomp.decomposition_table.items()
-    if _find(PRIMITIVES, op) is None and _find(JUMPS, op) is None
-} | {torch.ops.aten._trilinear.default: _open_trilinear}
+    if _find(PRIMITIVES, op) is None and _find(JUMPS, op) is None and op not in _OF_INTEGERS
+} | dict(OPENINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +85,8 @@ def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         for number, tensor in zip(places, tensors, strict=True):
             given[number] = tensor
         own_args, own_kwargs = tree_unflatten(given, spec)
-        outputs, found["spec"] = tree_flatten(function(*own_args, **own_kwargs))
+        with Functional():
+            outputs, found["spec"] = tree_flatten(function(*own_args, **own_kwargs))
         return outputs
 
     was_enabled = torch._C._get_mkldnn_enabled()
@@ -211,10 +195,14 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     if rule is not None and rule.arithmetic != MOVES and target.overloadpacket.__name__ not in (*COMPLEX, *ARITHMETIC):
         rule = None if any(map(_is_complex, leaves)) else rule
     if not has_values and (not has_floats or (rule is not None and rule.arithmetic == MOVES) or not (rule or jump)):
-        return target(*args, **kwargs)  # creation, sizes, integers: exact
+        run = target if rule is None or rule.arithmetic != MOVES or rule.exact is None else rule.exact
+        return run(*args, **kwargs)  # creation, sizes, integers: exact
     call = OpCall(function=target, args=args, kwargs=kwargs, capabilities=capabilities)
     if jump is not None:
         return _settle(jump(call), node)
+    if target.overloadpacket.__name__ in PUT_BY_INDEX and isinstance(args[2], Value):  # an undecided place
+        args, rule = tree_map(lambda each: each if each is not args[2] else each.real, args, is_leaf=is_value), None
+        call = replace(call, args=args)
     enter = _as_number if rule is not None and rule.arithmetic == MOVES else _as_float
     args, kwargs = tree_map(enter, (args, _in_double(kwargs)), is_leaf=is_value)
     function = target if rule is None or rule.exact is None else rule.exact

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fx_quant_conformance.backends.base import Capabilities, Requantize
 from fx_quant_conformance.conformance.bounds.dynamic import dequantize, half_steps_of, read_half_weight
@@ -57,6 +57,7 @@ from fx_quant_conformance.conformance.oracle.grids import (
     qparams_of,
 )
 from fx_quant_conformance.conformance.oracle.handlers import MODULES, NODES
+from fx_quant_conformance.conformance.oracle.jumps import is_value
 from fx_quant_conformance.conformance.oracle.reference_modules import FLOAT_MODULES, REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.requantizing import find_accumulator
 from fx_quant_conformance.conformance.oracle.table import rule_of
@@ -232,7 +233,8 @@ class Walk:
 
         ``written``: the op as the model has it, if ``function`` is another, in float64.
         """
-        if rule is not None and all(value.real.is_floating_point() for value in _values_in(args, kwargs)):
+        if rule is not None and _fits(function, args, kwargs):
+            args, kwargs = tree_map(_name_in_double, (args, dict(kwargs)), is_leaf=is_value)
             is_aten = isinstance(op, torch._ops.OpOverload)  # an op that no pattern names: float, as written
             try:
                 return self._call_op(rule, function, args, kwargs, op=op, is_left=is_left, sums_floats=is_aten)
@@ -468,6 +470,17 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
+
+
+def _fits(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a rule is one of these operands: floats, in float32, and of a result without places."""
+    dtypes = {each for each in tree_leaves((args, dict(kwargs)), is_leaf=is_value) if isinstance(each, torch.dtype)}
+    is_float = all(value.real.is_floating_point() for value in _values_in(args, kwargs))
+    return is_float and dtypes <= {torch.float32} and not getattr(function, "return_indices", False)
+
+
+def _name_in_double(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
 
 
 def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:

@@ -7,9 +7,10 @@ element is carried as an interval, of cause ``jump``: from the exact result to t
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -80,7 +81,9 @@ def run_exactly(call: OpCall) -> Any:
 
 
 def _compare(call: OpCall) -> Any:
-    """A comparison x ⋛ y is undecided where |x − y| is within both errors."""
+    """A comparison x ⋛ y is undecided where |x − y| is within both errors; of a number with itself nothing is."""
+    if call.args[0] is call.args[1]:
+        return run_exactly(call)
     x, y = map(as_operand, call.args[:2])
     error = x.error() + y.error()
     return choose(run_exactly(call), ((x.real - y.real).abs() <= error) & (error > 0))
@@ -127,12 +130,38 @@ def _step(call: OpCall) -> Any:
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
-def _find_bucket(call: OpCall) -> Any:
-    """In which bucket a value lies: undecided where x − e and x + e lie in two."""
+def _find_sign(call: OpCall) -> Any:
+    """Whether a number is below zero, which it may be where it is within its error of zero."""
     x = as_operand(call.args[0])
-    bounds = _double(real_of(call.args[1]))
-    low, high, result = (call.function(x.real + way * x.error(), bounds, **call.kwargs) for way in (-1, 1, 0))
-    return choose(result, low != high)
+    return choose(run_exactly(call), (x.real.abs() <= x.error()) & (x.error() > 0))
+
+
+def _find_bucket(call: OpCall) -> Any:
+    """In which bucket a value lies, of bounds in order: undecided where the ends of both errors say two."""
+    first, second = call.args[:2]
+    is_search = "searchsorted" in str(call.function)  # which has its operands the other way round
+    x, bounds = map(as_operand, (second, first) if is_search else (first, second))
+
+    def find(way: int) -> Tensor:
+        moved = (bounds.real - way * bounds.error()).sort(-1).values, x.real + way * x.error()
+        found: Tensor = call.function(*(moved if is_search else moved[::-1]), *call.args[2:], **call.kwargs)
+        return found
+
+    return choose(find(0), find(-1) != find(1))
+
+
+def _count(call: OpCall) -> Any:
+    """A histogram: where the place of a value is within its error and 4u, each bin that it may lie in is off by one."""
+    given, bins, low, high = (*call.args, 100, 0, 0)[:4] if len(call.args) < 4 else call.args
+    x, result = as_operand(given), run_exactly(call)
+    if low == high:
+        low, high = float(x.real.min()), float(x.real.max())
+    reach = (x.error() + 4 * U * (abs(low) + abs(high) + x.real.abs())).flatten()
+    ends = [((x.real.flatten() + way * reach - low) / (high - low) * bins).floor().clamp(-1, bins) for way in (-1, 1)]
+    is_open = ends[0] != ends[1]
+    number = torch.arange(bins).unsqueeze(-1)
+    moved = ((ends[0] <= number) & (number <= ends[1]) & is_open).sum(-1).double()
+    return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
 def _divide_by_mode(call: OpCall) -> Any:
@@ -273,13 +302,45 @@ def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
     return Value(real=values, errors=errors, dtype=call.args[0].dtype), choose(places, ~kept)
 
 
-def _pool(call: OpCall) -> Any:
-    """The largest of each window, off by the largest error in it; where it was is undecided if anything is off."""
+def _pool(rank: int, call: OpCall) -> Any:
+    """The largest of each window, off by the largest error in it.
+
+    Its place is decided where all others of the window are below it by more than the errors, or nothing is off.
+    """
     x = as_operand(call.args[0])
     values, places = run_exactly(call)
     errors = {cause: call.function(error_of(cause)(x), *call.args[1:])[0] for cause in x.errors}
-    total = sum(errors.values(), torch.zeros_like(values))
-    return Value(real=values, errors=errors), choose(places, total > 0)
+    is_off = sum(errors.values(), torch.zeros_like(values)) > 0
+    if bool(is_off.any()) and "adaptive" not in str(call.function):
+        shape, flat = places.shape, places.flatten(-rank)
+        least = (x.real - x.error()).flatten(-rank).gather(-1, flat).reshape(shape)
+        is_off = is_off & (_find_rivals(x, places, rank, call.args[1:]) >= least)
+    return Value(real=values, errors=errors), choose(places, is_off)
+
+
+def _find_rivals(x: Value, places: Tensor, rank: int, options: Sequence[Any]) -> Tensor:
+    """Return how large the other elements of each window may be. ``options``: kernel, stride, padding, dilation."""
+    sizes = x.real.shape[-rank:]
+    kernel = _per_axis(options[0], rank)
+    stride = _per_axis(options[1], rank) if options[1:2] and options[1] else kernel
+    padding, dilation = _per_axis((*options[2:3], 0)[0], rank), _per_axis((*options[3:4], 1)[0], rank)
+    most = (x.real + x.error()).flatten(-rank)
+    rivals = torch.full(places.shape, -math.inf, dtype=torch.float64)
+    for offsets in itertools.product(*map(range, kernel)):
+        place, is_within = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+        for axis, offset in enumerate(offsets):
+            along = torch.arange(places.shape[axis - rank]) * stride[axis] - padding[axis] + offset * dilation[axis]
+            along = along.reshape([-1, *[1] * (rank - 1 - axis)])
+            is_within = is_within & (along >= 0) & (along < sizes[axis])
+            place = place * sizes[axis] + along.clamp(0, sizes[axis] - 1)
+        others = most[..., place.flatten()].reshape(places.shape)
+        rivals = torch.where(is_within & (place != places), torch.maximum(rivals, others), rivals)
+    return rivals
+
+
+def _per_axis(option: Any, rank: int) -> list[int]:
+    given = [int(each) for each in option] if isinstance(option, (list, tuple)) else [int(option)]
+    return given * rank if len(given) == 1 else given
 
 
 def _run_along(call: OpCall) -> Any:
@@ -402,7 +463,9 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(_DEPENDENT, _depend),
     **dict.fromkeys(("isnan", "isinf"), run_exactly),  # the exact value is no number, or infinite, or it is not
     **dict.fromkeys(_STEPS, _step),
-    "bucketize": _find_bucket,
+    "signbit": _find_sign,
+    **dict.fromkeys(("bucketize", "searchsorted"), _find_bucket),
+    "histc": _count,
     "remainder": partial(_remain, torch.floor),
     "fmod": partial(_remain, torch.trunc),
     **dict.fromkeys(("_to_copy", "convert_element_type"), _cast),
@@ -412,7 +475,11 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(("sort", "median.dim"), partial(_rank, 1, False)),
     **dict.fromkeys(("topk", "kthvalue"), partial(_rank, 2, False)),
     **dict.fromkeys(("max.dim", "min.dim"), partial(_rank, 1, True)),
-    **{name: _pool for rank in (2, 3) for name in (f"max_pool{rank}d_with_indices", f"adaptive_max_pool{rank}d")},
+    **{
+        name: partial(_pool, rank)
+        for rank in (2, 3)
+        for name in (f"max_pool{rank}d_with_indices", f"adaptive_max_pool{rank}d")
+    },
     **dict.fromkeys(("cummax", "cummin"), _run_along),
     "scatter": _scatter,
     "gather": partial(_look_up, _mask_of_gather),

@@ -9,9 +9,10 @@ of exponentials twenty, as fast ones of vector libraries are off by. What a comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,111 +37,13 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     gamma,
     make_aten_rule,
     propagate_product,
+    widen,
 )
 from fx_quant_conformance.conformance.ops.activations import EXP, FUNCTIONS, bound_softmax
 from fx_quant_conformance.conformance.ops.data_movement import view_in_any_layout
 from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
-
-_FUNCTION = 8 * U
-_TINY = 2.0**-126
-"""What a machine may flush to zero."""
-
-
-# -- functions of one operand -----------------------------------------------------------------------------------------
-
-
-class Unary(NamedTuple):
-    """A function of one operand, monotone between its turns and poles."""
-
-    relative: float = _FUNCTION
-    absolute: float = 0.0
-    """Its evaluation is off by at most ``relative``·|y| + ``absolute``."""
-    low: float = -math.inf
-    high: float = math.inf
-    """The ends of its domain; no right machine's operand is beyond."""
-    turns: tuple[float, ...] = ()
-    """Where its slope changes its sign."""
-    steepest: float | None = None
-    """Its slope, where that has a bound and it turns at more places."""
-
-
-_UNARY: Mapping[str, Unary] = {
-    "abs": Unary(0.0, turns=(0.0,)),
-    "neg": Unary(0.0),
-    "exp": Unary(EXP),
-    "exp2": Unary(EXP),
-    "expm1": Unary(EXP),
-    "sinh": Unary(2 * EXP),
-    "cosh": Unary(2 * EXP, turns=(0.0,)),
-    # Near 1 a logarithm is as small as the rounding of what it is made of.
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "asinh", "acosh", "atanh"), Unary(2 * _FUNCTION, _FUNCTION)),
-    "sqrt": Unary(4 * U, low=0.0),
-    "rsqrt": Unary(4 * U, low=0.0),
-    "reciprocal": Unary(3 * U),
-    "asin": Unary(_FUNCTION, _FUNCTION, -1.0, 1.0),
-    "acos": Unary(_FUNCTION, _FUNCTION, -1.0, 1.0),
-    "atan": Unary(),
-    "tan": Unary(2 * _FUNCTION, _FUNCTION),
-    "sin": Unary(0.0, _FUNCTION, steepest=1.0),
-    "cos": Unary(0.0, _FUNCTION, steepest=1.0),
-    "erf": Unary(0.0, _FUNCTION),  # formulas of few terms are off by 2.5u
-    "erfc": Unary(0.0, _FUNCTION),
-    "erfinv": Unary(2 * _FUNCTION, 0.0, -1.0, 1.0),
-    "lgamma": Unary(2 * _FUNCTION, 2 * _FUNCTION, turns=(1.4616321449683623,)),
-}
-
-
-def find_reach_at(
-    run: Callable[[Tensor], Tensor], x: Value, result: Tensor, function: Unary, poles: Tensor | None = None
-) -> Tensor:
-    """Return the slope of the chord from x to the farthest result within its error; infinite beyond a pole."""
-    error = x.error()
-    ends = [(x.real + way * error).clamp(function.low, function.high) for way in (-1, 1)]
-    turns = [torch.where((x.real - turn).abs() <= error, turn, x.real) for turn in function.turns]
-    moved = torch.stack([(run(end) - result).abs() for end in (*ends, *turns)]).nan_to_num(math.inf, math.inf).amax(0)
-    moved = moved + 8 * U64 * result.abs()  # the difference of two values in float64
-    if poles is not None:
-        moved = torch.where(poles, math.inf, moved)
-    return torch.where(error > 0, moved / error, 0.0)
-
-
-_POLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "reciprocal": lambda low, high: (low <= 0) & (high >= 0),
-    "rsqrt": lambda low, high: low <= 0,
-    "tan": lambda low, high: (low / math.pi - 0.5).floor() != (high / math.pi - 0.5).floor(),
-    "lgamma": lambda low, high: low <= 0,
-    "log": lambda low, high: low <= 0,
-    "log2": lambda low, high: low <= 0,
-    "log10": lambda low, high: low <= 0,
-    "log1p": lambda low, high: low <= -1,
-    "atanh": lambda low, high: (low <= -1) | (high >= 1),
-    "acosh": lambda low, high: low < 1,
-}
-"""Whether a function has a pole between two operands, or leaves its domain."""
-
-
-def _bound_unary(name: str, call: OpCall) -> Errors:
-    """A function y = f(x): the chord to the farthest f(x ± e), and the evaluation of f."""
-    function = _UNARY[name]
-    if call.values()[0].real.is_complex():  # its length
-        return bound_by_slopes(1, lambda call, values: (1.0,), lambda call, values: _FUNCTION * call.result, call)
-
-    def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
-        x, error = values[0].real, values[0].error()
-        if function.steepest is not None:
-            return (function.steepest,)
-        poles = _POLES[name](x - error, x + error) & (error > 0) if name in _POLES else None
-        run: Callable[[Tensor], Tensor] = call.function
-        return (find_reach_at(run, values[0], call.result, function, poles),)
-
-    def rounding(call: OpCall, values: Sequence[Value]) -> Bounds:
-        own: Tensor = function.relative * call.result.abs() + function.absolute
-        if name in ("sin", "cos", "tan"):  # the operand less a multiple of π, which is rounded
-            own = own + 2 * U * values[0].real.abs() * (1 + call.result.square() if name == "tan" else 1.0)
-        return own if name in ("abs", "neg") else own + _TINY
-
-    return bound_by_slopes(1, slopes, rounding, call)
-
+from fx_quant_conformance.conformance.oracle.linear_algebra import LINEAR_ALGEBRA
+from fx_quant_conformance.conformance.oracle.unary import FUNCTION, TINY, UNARY, Unary, bound_unary, find_reach_at
 
 # -- arithmetic of two ------------------------------------------------------------------------------------------------
 
@@ -210,8 +113,8 @@ def _bound_power(call: OpCall) -> Errors:
         return slope, slope
 
     def rounding(call: OpCall, values: Sequence[Value]) -> Bounds:
-        exponent = (values[1].real * values[0].real.abs().clamp(min=_TINY).log()).abs()
-        own: Tensor = (EXP + 4 * U * exponent + 2 * U * values[1].real.abs()) * call.result.abs() + _TINY
+        exponent = (values[1].real * values[0].real.abs().clamp(min=TINY).log()).abs()
+        own: Tensor = (EXP + 4 * U * exponent + 2 * U * values[1].real.abs()) * call.result.abs() + TINY
         return own
 
     return bound_by_slopes(2, slopes, rounding, call)
@@ -228,12 +131,12 @@ def _bound_angle(call: OpCall) -> Errors:
         both = torch.where(jumps | (least <= 0), 2 * math.pi / error, 1 / least)
         return both, both
 
-    return bound_by_slopes(2, slopes, lambda call, values: _FUNCTION * call.result.abs(), call)
+    return bound_by_slopes(2, slopes, lambda call, values: FUNCTION * call.result.abs(), call)
 
 
 def _bound_length(call: OpCall) -> Errors:
     """√(x² + y²): slopes of at most 1."""
-    return bound_by_slopes(2, lambda call, values: (1.0, 1.0), lambda call, values: _FUNCTION * call.result.abs(), call)
+    return bound_by_slopes(2, lambda call, values: (1.0, 1.0), lambda call, values: FUNCTION * call.result.abs(), call)
 
 
 def _bound_larger(call: OpCall) -> Errors:
@@ -257,7 +160,7 @@ def _count_terms(call: OpCall) -> int:
 def _bound_total(call: OpCall) -> Errors:
     """A sum of n: errors add up, and n additions in any order make γₙ of Σ|x|."""
     errors = bound_moves(call)
-    terms = call.evaluate(lambda value: value.real.double().abs(), Tensor.abs)
+    terms = call.evaluate(lambda value: widen(value.real).abs(), Tensor.abs)
     return add_error(errors, "accumulation", gamma(_count_terms(call)) * terms)
 
 
@@ -300,7 +203,7 @@ def _bound_variance(gives_mean: bool, call: OpCall) -> Any:
     variance, mean = call.result if gives_mean else (call.result, None)
     terms = int(torch.Size(x.real.shape[axis] for axis in axes).numel())
     given = call.kwargs.get("correction")
-    scaled = terms / max(terms - (1 if given is None else float(given)), _TINY)
+    scaled = terms / max(terms - (1 if given is None else float(given)), TINY)
     sigma = (variance / scaled).sqrt()
     total = x.error().amax(axes, keepdim=keeps)
     own = gamma(3 * terms + 3) * x.real.square().mean(axes, keepdim=keeps)
@@ -341,19 +244,27 @@ def _bound_running_logarithm(call: OpCall) -> Errors:
 
 
 def _bound_distances(call: OpCall) -> Errors:
-    """Distances r of rows of n elements, for p = 2 alone: off by the lengths of the errors of both rows.
+    """Distances r of rows of n elements, by the norm p ≥ 1: off by the norms of the errors of both rows.
 
-    Evaluated as √(x² + y² − 2x·y), which rounds by δ = γ₂ₙ₊₄·(|x| + |y|)²: the root by at most √δ, and by δ / r.
+    For p = 2 evaluated as √(x² + y² − 2x·y), which rounds by δ = γ₂ₙ₊₄·(|x| + |y|)²: the root by at most √δ, and by
+    δ / r. Else differences round once, and their powers and the root by γₙ and what a power rounds (_bound_power), of
+    which the root leaves the p-th part: p is 1 and largest where nothing is raised.
     """
     x, y = map(as_operand, call.args[:2])
-    lengths = [each.real.norm(dim=-1) for each in (x, y)]
+    p, terms = float(call.args[2]), x.real.shape[-1]
     errors: Errors = {}
     for cause in call.causes():
-        moved = [error_of(cause)(each).norm(dim=-1) for each in (x, y)]
+        moved = [error_of(cause)(each).norm(p, dim=-1) for each in (x, y)]
         errors[cause] = moved[0].unsqueeze(-1) + moved[1].unsqueeze(-2)
-    spread = gamma(2 * x.real.shape[-1] + 4) * (lengths[0].unsqueeze(-1) + lengths[1].unsqueeze(-2)).square()
-    own = torch.minimum(spread.sqrt(), spread / call.result.clamp(min=_TINY)) + _FUNCTION * call.result
-    return add_error(errors, "accumulation", own if float(call.args[2]) == 2 else torch.full_like(own, math.inf))
+    if p < 1:  # it is no norm
+        return add_error(errors, "accumulation", torch.full_like(call.result, math.inf))
+    lengths = [each.real.norm(dim=-1) for each in (x, y)]
+    spread = gamma(2 * terms + 4) * (lengths[0].unsqueeze(-1) + lengths[1].unsqueeze(-2)).square()
+    if p == 2:
+        own = torch.minimum(spread.sqrt(), spread / call.result.clamp(min=TINY)) + FUNCTION * call.result
+        return add_error(errors, "accumulation", own)
+    exponents = 0.0 if p in (1, math.inf) else 2 * EXP + 4 * U * (p + 1) * call.result.clamp(min=TINY).log().abs()
+    return add_error(errors, "accumulation", (gamma(terms + 2) + exponents) * call.result)
 
 
 def _bound_convolution(call: OpCall) -> Errors:
@@ -374,6 +285,22 @@ def _bound_convolution(call: OpCall) -> Errors:
             add_error(errors, cause, error_of(cause)(added).reshape(shape).expand_as(call.result))
         add_error(errors, "accumulation", (gamma(terms + 3) * added.real.abs().reshape(shape)).expand_as(call.result))
     return errors
+
+
+def _bound_scattered_by(call: OpCall) -> Errors:
+    """Values that meet where they are put: the largest or smallest is off by the largest error, a sum by all of them.
+
+    A mean is a sum and a division. Of a product there is no bound.
+    """
+    reduce = call.args[4]
+    if reduce in ("amax", "amin"):
+        largest = replace(call, args=(*call.args[:4], "amax"))
+        return bound_moves(largest)
+    errors = bound_moves(call) if reduce in ("sum", "mean") else {}
+    terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
+    count = sum(as_operand(each).real.numel() for each in (call.args[0], call.args[3]))
+    own = (gamma(count + 2) if reduce in ("sum", "mean") else math.inf) * terms
+    return add_error(errors, "accumulation", own.nan_to_num(math.inf, math.inf))
 
 
 def _bound_scattered(call: OpCall) -> Errors:
@@ -433,6 +360,9 @@ _MOVING = (
     "_upsample_nearest_exact3d",
 )
 _SCATTERING = ("scatter_add", "index_add", "col2im")
+_REDUCING = ("scatter_reduce", "index_reduce")
+PUT_BY_INDEX = frozenset({"scatter_add", "index_add", *_REDUCING})
+"""Primitives whose third operand says where values are put."""
 _INTERPOLATING = {
     "upsample_linear1d": "linear",
     "upsample_bilinear2d": "bilinear",
@@ -444,7 +374,8 @@ _INTERPOLATING = {
 
 PRIMITIVES: Mapping[str, OpRule] = {
     **COMPLEX,
-    **{name: make_aten_rule(partial(_bound_unary, name)) for name in _UNARY},
+    **{name: make_aten_rule(partial(bound_unary, name)) for name in UNARY},
+    **LINEAR_ALGEBRA,
     **dict.fromkeys(("add", "sub"), make_aten_rule(_bound_sum)),
     "mul": make_aten_rule(_bound_product),
     "div": make_aten_rule(_bound_quotient),
@@ -453,12 +384,12 @@ PRIMITIVES: Mapping[str, OpRule] = {
     "hypot": make_aten_rule(_bound_length),
     "logcumsumexp": make_aten_rule(_bound_running_logarithm),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), make_aten_rule(_bound_distances)),
-    **dict.fromkeys(("maximum", "minimum", "clamp"), make_aten_rule(_bound_larger)),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp"), make_aten_rule(_bound_larger)),
     "sum": make_aten_rule(_bound_total),
     "mean": make_aten_rule(arithmetic.bound_means),
     "cumsum": make_aten_rule(_bound_running),
     "prod": make_aten_rule(_bound_multiplied),
-    **dict.fromkeys(("amax", "amin", "max", "min"), make_aten_rule(_bound_largest)),
+    **dict.fromkeys(("amax", "amin", "max", "min", "median.default"), make_aten_rule(_bound_largest)),
     "var": make_aten_rule(partial(_bound_variance, False)),
     "var_mean": make_aten_rule(partial(_bound_variance, True)),
     "_softmax": make_aten_rule(bound_softmax),
@@ -466,6 +397,7 @@ PRIMITIVES: Mapping[str, OpRule] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), make_aten_rule(bound_matrix_products)),
     **dict.fromkeys(("addmm", "baddbmm"), make_aten_rule(arithmetic.bound_affine_products)),
     "convolution": make_aten_rule(_bound_convolution),
+    **dict.fromkeys(_REDUCING, make_aten_rule(_bound_scattered_by)),
     **dict.fromkeys(_SCATTERING, make_aten_rule(_bound_scattered)),
     **{f"avg_pool{rank}d": make_aten_rule(partial(arithmetic.bound_windows, rank)) for rank in (1, 2, 3)},
     **{f"_adaptive_avg_pool{rank}d": make_aten_rule(partial(arithmetic.bound_windows, rank)) for rank in (2, 3)},

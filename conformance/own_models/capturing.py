@@ -113,6 +113,8 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
     try:
         model = copy.deepcopy(given.model).eval()
         exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
+        if any(map(_writes_view, exported.graph.nodes)):  # what prepare puts between a view and its base parts them
+            exported = exported.run_decompositions({})
         program = open_module(exported)
     except Exception as error:
         text = cut(format_error(error), MOST_SAID)
@@ -124,6 +126,12 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
     except Exception as error:
         text = f"what torch.export writes of the model cannot be read back: {format_error(error)}"
         raise ModelSpecError(text) from error
+
+
+def _writes_view(node: Node) -> bool:
+    """Tell whether an op changes in place what is a part of another value."""
+    written = node.all_input_nodes[:1] if node.op == "call_function" and _works_in_place(node) else []
+    return any(getattr(each.target, "is_view", False) for each in written)
 
 
 def _is_traceable(captured: GraphModule) -> bool:
