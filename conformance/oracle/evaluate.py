@@ -76,6 +76,7 @@ from fx_quant_conformance.conformance.oracle.vendor_modules import (
     run_in_double,
 )
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
+from fx_quant_conformance.refimpl.graph.in_place import writes
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments
 
@@ -109,6 +110,10 @@ class Walk:
         self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._folds: dict[Node, Any] = {}
         self._opened: dict[tuple[Node, str], InPrimitives] = {}
+        self._written = {
+            str(node.target) for node in model.graph.find_nodes(op="get_attr") if _is_written(node, self.modules)
+        }
+        self._state: dict[str, Any] = {}  # what the last evaluation made of tensors that the model writes
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
         self._constants = find_constants(model)
         self._folded = frozenset(find_folded_nodes(model, self._constants))
@@ -125,7 +130,7 @@ class Walk:
     def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Evaluate every node on the values of the placeholders, in order or by name; return the output's argument."""
         feed = iter(args)
-        self.values = {}
+        self.values, self._state = {}, {}
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
@@ -182,7 +187,7 @@ class Walk:
 
     def _evaluate(self, node: Node) -> Any:
         if node.op == "get_attr":
-            return attribute_of(self.model, str(node.target))
+            return self._read_attribute(str(node.target))
         source = self.values[node.args[0]] if node.args and isinstance(node.args[0], Node) else None
         if node.target in NODES and not (node.target is operator.getitem and isinstance(source, (Value, Tensor))):
             return NODES[node.target](self, node)
@@ -254,8 +259,21 @@ class Walk:
             given = [each for each in tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
             tensors = [each for each in given if isinstance(self.values[each], (Tensor, Value))]
             for number, value in changed.items():
-                self.values[tensors[number]] = value
+                self._change(tensors[number], value)
         return result
+
+    def _read_attribute(self, target: str) -> Any:
+        """Read what the model holds, or what it has been changed to."""
+        if target in self._written and target not in self._state:
+            self._state[target] = attribute_of(self.model, target).clone()
+        return self._state[target] if target in self._written else attribute_of(self.model, target)
+
+    def _change(self, node: Node, value: Any) -> None:
+        """Let a node have another value, and with a node that reads what the model holds all that read the same."""
+        self.values[node] = value
+        if node.op == "get_attr":
+            self._state[str(node.target)] = value
+            self.values |= {each: value for each in self.values if (each.op, each.target) == (node.op, node.target)}
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
@@ -470,6 +488,10 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
+
+
+def _is_written(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+    return any(writes(user, modules) and node in user.all_input_nodes[:1] for user in node.users)
 
 
 def _fits(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

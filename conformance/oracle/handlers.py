@@ -19,11 +19,14 @@ from torch.fx import Node
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.bounds.dynamic import dequantize, dynamic_quantize, halve
 from fx_quant_conformance.conformance.bounds.error_bounds import (
+    JUMP,
     NoOracleError,
     Value,
+    add_error,
     as_value,
     gamma,
 )
+from fx_quant_conformance.conformance.oracle.jumps import real_of, undecided_of
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
 from fx_quant_conformance.refimpl.legacy import nnqr, quint4x2
 from fx_quant_conformance.refimpl.legacy.weights import read_integers
@@ -115,16 +118,22 @@ def _read_table(module: Any, walk: Walker) -> Value:
 
 
 def _look_up(walk: Walker, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
-    """Rows of the table. Padding and gradients do not matter."""
+    """Rows of the table; of an undecided index any of them. Padding and gradients do not matter."""
     table = _read_table(module, walk)
     (indices,) = (*args, *kwargs.values())
+    places = real_of(indices)
 
     def look_up(values: Tensor) -> Tensor:
-        return F.embedding(indices, values.expand_as(table.real))
+        return F.embedding(places, values.expand_as(table.real))
 
     assert table.step is not None
+    real = look_up(table.real)
     errors = {cause: look_up(error) for cause, error in table.errors.items()}
-    return Value(real=look_up(table.real), errors=errors, step=look_up(table.step))
+    undecided = undecided_of(indices).unsqueeze(-1)
+    if bool(undecided.any()):
+        spread = table.real.amax(0) - table.real.amin(0) + table.error().amax(0)
+        errors = add_error(errors, JUMP, torch.where(undecided, spread, 0.0))
+    return Value(real=real, errors=errors, step=look_up(table.step))
 
 
 def _sum_bags(walk: Walker, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:

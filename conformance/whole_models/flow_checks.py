@@ -6,6 +6,7 @@ and agree. The flow is then at fault, and not the backend: nothing is shown of t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.claims.inputs import Batch
 from fx_quant_conformance.conformance.machine.fault import Fault
 from fx_quant_conformance.conformance.machine.guard import guard
 from fx_quant_conformance.conformance.oracle.evaluate import READS_SHAPE
 from fx_quant_conformance.conformance.oracle.grids import lay_along
 from fx_quant_conformance.conformance.stages.following import find_difference
+from fx_quant_conformance.conformance.stages.meaning import tensors_of
 from fx_quant_conformance.conformance.stages.prepare import find_change
 from fx_quant_conformance.conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
 from fx_quant_conformance.refimpl import explain
@@ -78,6 +81,30 @@ def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: 
     for call in list_modules(reference, floating):
         if call.weights:
             yield from _check_weights(call, can_clip=can_clip)
+
+
+@guard("models.check_repeats")
+def check_repeats(reference: GraphModule, batch: Batch) -> Iterator[Fault]:
+    """Check that a reference model runs, and gives the same for the same input again: no state reaches its results.
+
+    What it keeps from run to run would have to be a backend's as well, which calls it in another order. (NUM-07)
+    """
+    model = copy.deepcopy(reference)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            runs = []
+            for _ in range(2):
+                torch.default_generator.manual_seed(0)
+                runs.append([each.clone() for each in tensors_of(model(*(value.clone() for value in batch)))])
+    except Exception as error:  # a model may hold anything
+        text = f"what convert made of the model does not run: {format_error(error)}"
+        yield _make_fault("CVT-01", "", text)
+        return
+    changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+    if changed and not all(torch.equal(one, other) for one, other in zip(*runs, strict=True)):
+        text = f"the model keeps {', '.join(changed)} from run to run, so that the same input gives another output"
+        yield _make_fault("NUM-07", "", f"{text}; make it an input and an output")
 
 
 def _find_dynamic_ranges(reference: GraphModule) -> set[tuple[int, int]]:

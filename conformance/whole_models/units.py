@@ -21,7 +21,12 @@ from fx_quant_conformance.conformance.stages.ranges import check_ranges
 from fx_quant_conformance.conformance.stages.state import run_flow, show_graph
 from fx_quant_conformance.conformance.stages.statistics import measure_decibels
 from fx_quant_conformance.conformance.stages.unrounded import without_observers
-from fx_quant_conformance.conformance.whole_models.flow_checks import check_prepared, check_reference, check_roundings
+from fx_quant_conformance.conformance.whole_models.flow_checks import (
+    check_prepared,
+    check_reference,
+    check_repeats,
+    check_roundings,
+)
 from fx_quant_conformance.conformance.whole_models.setups import ModelSetup, make_mapping
 from fx_quant_conformance.conformance.whole_models.training import train_briefly
 from fx_quant_conformance.refimpl import QConfigMapping, prepare_fx, prepare_qat_fx
@@ -81,10 +86,14 @@ def quantize_model(bench: Bench, unit: ModelUnit) -> QuantizedModel:
     if is_qat:
         unit.train(prepared, unit.calibration)
         floating = without_observers(prepared)
+    state = {name: buffer.clone() for name, buffer in floating.named_buffers()}
     prepared.eval()
     with torch.no_grad():
         for batch in batches:
             prepared(*(each.clone() for each in batch))
+        for name, buffer in prepared.named_buffers():
+            if name in state:  # the reference model begins as the float model does
+                buffer.copy_(state[name])
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
     can_clip = is_qat or unit.mapping is not None or bench.preparation.qconfigs is not None
     faults = chain(
@@ -96,5 +105,6 @@ def quantize_model(bench: Bench, unit: ModelUnit) -> QuantizedModel:
     raise_first(show_graph(reference, faults))
     if not unit.is_bounded:
         reference = run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
+    raise_first(check_repeats(reference, batches[0]))
     outputs = (run_in_float32(each, batches[0]) for each in (floating, reference))
     return QuantizedModel(reference=reference, float_db=measure_decibels(*outputs))

@@ -112,6 +112,8 @@ class QualityWalk:
         self.rounded: Values = {}
         self.own_float: Values = {}
         self.own_actual: Values = {}
+        self.float_state: dict[str, Any] = {}
+        self.actual_state: dict[str, Any] = {}
 
     def _source_of(self, quantize: Node) -> Node:
         """Return the value that a node rounds, before the clamp to a narrower range. (CVT-09)"""
@@ -185,11 +187,21 @@ class QualityWalk:
             self._run_standalone(node, child)
         elif node in self.inserted:
             self._run_inserted(node)
+        elif node.op == "get_attr":
+            self._read_state(node)
         elif node.name in self.decisions:
             self._run_pattern(node, self.decisions[node.name])
         else:
             self.floating[node] = call_node(self.model, node, self.floating.__getitem__)
             self.actual[node] = call_node(self.model, node, self.actual.__getitem__)
+
+    def _read_state(self, node: Node) -> None:
+        """Read what the model holds: each side has its own, which lasts over the batches, as the model may write it."""
+        target = str(node.target)
+        for side, state in ((self.floating, self.float_state), (self.actual, self.actual_state)):
+            if target not in state:
+                state[target] = copy_tensors(attribute_of(self.model, target))
+            side[node] = state[target]
 
     def _rounded_of(self, node: Node) -> Any:
         return self.rounded[node] if node in self.rounded else self.floating[node]
