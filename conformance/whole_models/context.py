@@ -56,7 +56,7 @@ def judge_in_context(
         nodes, told = sources, _run_told(bench, reference, batches, sources)
     judged: list[tuple[Subgraph, Check, Sequence[Comparison]]] = []
     for part in parts:
-        if all(nodes[name].name != name for name in part.gives):
+        if "" in part.gives or all(nodes[name].name != name for name in part.gives):
             continue
         walk, grids = Walk(part.model, bench.capabilities), tuple(placeholder_grids(part.model))
         comparisons: list[Comparison] = []

@@ -7,7 +7,7 @@ and agree. The flow is then at fault, and not the backend: nothing is shown of t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,14 @@ def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: 
     for call in list_modules(reference, floating):
         if call.weights:
             yield from _check_weights(call, can_clip=can_clip)
+
+
+def blame_hooks(model: nn.Module, faults: Iterable[Fault]) -> Iterator[Fault]:
+    """Say of faults of a model with hooks that convert leaves these out, as torch's does. No backend is at fault."""
+    hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
+    for fault in faults:
+        text = f"{fault.message}; convert leaves out the hooks of {', '.join(hooked)}, as torch's does"
+        yield replace(fault, message=text, verdict=Verdict.UNEXERCISED) if hooked else fault
 
 
 @guard("models.check_repeats")

@@ -34,6 +34,7 @@ from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_o
 from fx_quant_conformance.conformance.stages.state import LoweredModel, make_check
 from fx_quant_conformance.conformance.whole_models.context import UntoldError, judge_in_context
 from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.unbounded import name_unbounded
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.reports.schema import Check, Evidence, Layer, ModelResult, Statistics, Where, evidence
@@ -370,16 +371,24 @@ def _pass(whole: Check, summary: str, regions: Sequence[tuple[Subgraph, Check]],
     if whole.verdict is not Verdict.VERIFIED:
         return replace(whole, message=f"{whole.message}; {summary}: it goes wrong in context", evidence=shown)
     decided = _share_decided(whole)
+    text = f"end to end {_format_share(decided)} of the outputs are decided"
     if decided >= LEAST_DECIDED:
-        return replace(whole, message="", evidence=shown)
-    text = f"end to end {decided:.1%} of the outputs are decided, which says nothing; {summary}"
+        return replace(whole, message=f"{text}; {summary}" if decided < 1 else "", evidence=shown)
+    text = f"{text}, which says nothing; {summary}"
     is_open = [(part, check) for part, check in regions if _share_decided(check) < LEAST_DECIDED]
     if not is_open:
         return replace(whole, message=text, evidence=shown)
     region, check = is_open[0]
-    why = _trim(check.message) or f"{_share_decided(check):.1%} of its outputs are decided"
+    why = _trim(check.message) or f"{_format_share(_share_decided(check))} of its outputs are decided"
+    if not check.message and (culprit := name_unbounded(region.model, region.batches[0])):
+        why = f"{why}; the first result without a bound is that of {culprit}"
     text = f"{text}, but of what is float at {region.node} ({region.pattern}) nothing is shown: {why}"
     return replace(whole, verdict=Verdict.UNEXERCISED, outcome="skip", message=text, evidence=shown)
+
+
+def _format_share(share: float) -> str:
+    """Format a share, rounded down: not all of them is less than 100 %."""
+    return f"{math.floor(share * 1e3) / 10:.1f}%"
 
 
 def _share_decided(check: Check) -> float:

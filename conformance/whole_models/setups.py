@@ -99,6 +99,9 @@ def make_mapping(claims: Iterable[Claim], setup: ModelSetup, model: nn.Module) -
         given = claim.preparation
         if given.qconfigs is not None and claim.kind is Kind.FIXED:  # what stands before it: OBS-14
             mapping.set_global(given.choose_input_qconfig(claim.dtypes, is_qat=setup.flow == "qat"))
+    for name, module in model.named_modules():
+        if getattr(module, "proj_size", 0):  # no reference module has a projection (CVT-02)
+            mapping.set_module_name(name, None)
     return mapping
 
 

@@ -48,7 +48,7 @@ class Subgraph:
     reads: tuple[str, ...]
     """The nodes of the whole model with the values of its inputs; "": an item of what a node gives."""
     gives: tuple[str, ...]
-    """The nodes of the whole model with the values of its results."""
+    """The nodes of the whole model with the values of its results; "": an item of what a node gives."""
     is_region: bool = False
     """Whether it is float, and no pattern."""
 
@@ -174,7 +174,7 @@ class _Cut:
             self._take(value)
         for node in self.inside:
             self._copy(node)
-        results = [self._write_result(leaf) for last in lasts for leaf in self._find_leaves(last)]
+        results = [result for last in lasts for result in self._write_results(last)]
         self.graph.output(results[0] if len(results) == 1 else tuple(results))
         model = finish(self.reference, self.graph, self.reference)
         return model, tuple(tuple(values[number] for values in self.inputs) for number in range(len(self.recorded)))
@@ -235,15 +235,28 @@ class _Cut:
         copied: Node = self.copies[node]
         return copied
 
-    def _find_leaves(self, node: Node) -> Iterator[Node]:
-        """Yield the tensors that an op gives: itself, or the items of its tuple that are read."""
-        if isinstance(self.recorded[0][node], Tensor):
-            yield node
+    def _write_results(self, node: Node) -> Iterator[Node]:
+        """Write the tensors that an op gives: itself, or the items of its tuple that are read."""
+        value = self.recorded[0][node]
+        if isinstance(value, Tensor):
+            yield self._write_result(node)
             return
         for user in node.users:
             if user.target is operator.getitem:
                 self._copy(user)
-                yield from self._find_leaves(user)
+                yield from self._write_results(user)
+        if any(user.target is not operator.getitem for user in node.users):  # all of it is read
+            yield from self._write_items(self._copy(node), value)
+
+    def _write_items(self, node: Node, values: Any) -> Iterator[Node]:
+        """Write the items of a tuple, for which the whole model has no nodes."""
+        for number, value in enumerate(values if isinstance(values, (tuple, list)) else ()):
+            item = self.graph.call_function(operator.getitem, (node, number))
+            if isinstance(value, Tensor):
+                self.gives.append("")
+                yield item
+            else:
+                yield from self._write_items(item, value)
 
     def _write_result(self, leaf: Node) -> Node:
         """Quantize and dequantize a result as the reference does; one that it leaves in float goes out as it is."""

@@ -22,6 +22,7 @@ from fx_quant_conformance.conformance.stages.state import run_flow, show_graph
 from fx_quant_conformance.conformance.stages.statistics import measure_decibels
 from fx_quant_conformance.conformance.stages.unrounded import without_observers
 from fx_quant_conformance.conformance.whole_models.flow_checks import (
+    blame_hooks,
     check_prepared,
     check_reference,
     check_repeats,
@@ -102,7 +103,7 @@ def quantize_model(bench: Bench, unit: ModelUnit) -> QuantizedModel:
         check_roundings(floating, reference, can_clip=can_clip),
         () if is_qat else check_ranges(reference, batches),
     )
-    raise_first(show_graph(reference, faults))
+    raise_first(show_graph(reference, blame_hooks(original, faults)))
     if not unit.is_bounded:
         reference = run_flow("CVT-01", lambda: bench.convert(prepared, is_bounded=False))
     raise_first(check_repeats(reference, batches[0]))

@@ -1,0 +1,34 @@
+"""Which op leaves a part of a model undecided: the first without a bound of its result, where its operands have one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, Value, flatten
+from fx_quant_conformance.conformance.claims.inputs import Batch
+from fx_quant_conformance.conformance.oracle.evaluate import Walk
+from fx_quant_conformance.conformance.stages.float_ops import name_op
+
+
+def name_unbounded(model: GraphModule, batch: Batch) -> str:
+    """Name the first op without a bound, and its node; "" if all ops have one."""
+    walk = Walk(model)
+    try:
+        walk.exact(batch)
+    except NoOracleError as error:
+        return str(error)
+    found = next(_list_unbounded(walk), None)
+    return "" if found is None else f"{found.name} ({name_op(model, found)})"
+
+
+def _list_unbounded(walk: Walk) -> Iterator[Node]:
+    for node, value in walk.values.items():
+        if _is_unbounded(value) and not any(_is_unbounded(walk.values[each]) for each in node.all_input_nodes):
+            yield node
+
+
+def _is_unbounded(value: Any) -> bool:
+    return any(isinstance(each, Value) and bool(each.error().isinf().any()) for each in flatten(value))
