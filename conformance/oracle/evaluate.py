@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,7 @@ from fx_quant_conformance.conformance.oracle.vendor_modules import (
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
 from fx_quant_conformance.refimpl.graph.in_place import writes
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments, memory_of
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""
@@ -110,10 +110,10 @@ class Walk:
         self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._folds: dict[Node, Any] = {}
         self._opened: dict[tuple[Node, str], InPrimitives] = {}
-        self._written = {
-            str(node.target) for node in model.graph.find_nodes(op="get_attr") if _is_written(node, self.modules)
-        }
-        self._state: dict[str, Any] = {}  # what the last evaluation made of tensors that the model writes
+        held = {node: attribute_of(model, str(node.target)) for node in model.graph.find_nodes(op="get_attr")}
+        self._memory = {node: memory_of(value) for node, value in held.items()}
+        self._written = {self._memory[node] for node in held if _is_written(node, self.modules)}
+        self._state: dict[Hashable, Any] = {}  # what the last evaluation made of tensors that the model writes
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
         self._constants = find_constants(model)
         self._folded = frozenset(find_folded_nodes(model, self._constants))
@@ -187,7 +187,7 @@ class Walk:
 
     def _evaluate(self, node: Node) -> Any:
         if node.op == "get_attr":
-            return self._read_attribute(str(node.target))
+            return self._read_attribute(node)
         source = self.values[node.args[0]] if node.args and isinstance(node.args[0], Node) else None
         if node.target in NODES and not (node.target is operator.getitem and isinstance(source, (Value, Tensor))):
             return NODES[node.target](self, node)
@@ -262,18 +262,20 @@ class Walk:
                 self._change(tensors[number], value)
         return result
 
-    def _read_attribute(self, target: str) -> Any:
+    def _read_attribute(self, node: Node) -> Any:
         """Read what the model holds, or what it has been changed to."""
-        if target in self._written and target not in self._state:
-            self._state[target] = attribute_of(self.model, target).clone()
-        return self._state[target] if target in self._written else attribute_of(self.model, target)
+        held, memory = attribute_of(self.model, str(node.target)), self._memory[node]
+        return _lay_out(self._state.setdefault(memory, held.clone()), held) if memory in self._written else held
 
     def _change(self, node: Node, value: Any) -> None:
         """Let a node have another value, and with a node that reads what the model holds all that read the same."""
         self.values[node] = value
-        if node.op == "get_attr":
-            self._state[str(node.target)] = value
-            self.values |= {each: value for each in self.values if (each.op, each.target) == (node.op, node.target)}
+        if node in self._memory:
+            memory = self._memory[node]
+            self._state[memory] = value
+            for each in self.values.keys() & self._memory.keys():
+                if self._memory[each] == memory:
+                    self.values[each] = _lay_out(value, attribute_of(self.model, str(each.target)))
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
@@ -488,6 +490,19 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
+
+
+def _lay_out(value: Any, held: Tensor) -> Any:
+    """Return what a held tensor has become, by what another of the same memory has. Raises NoOracleError."""
+    real = value.real if isinstance(value, Value) else value
+    if real.shape == held.shape:
+        return value
+    if real.numel() != held.numel() or not held.is_contiguous():
+        raise NoOracleError("a part of a tensor that the model holds is written, and another part is read")
+    if isinstance(value, Tensor):
+        return value.reshape(held.shape)
+    errors = {cause: error.expand_as(real).reshape(held.shape) for cause, error in value.errors.items()}
+    return replace(value, real=real.reshape(held.shape), errors=errors)
 
 
 def _is_written(node: Node, modules: Mapping[str, nn.Module]) -> bool:

@@ -9,7 +9,7 @@ of exponentials twenty, as fast ones of vector libraries are off by. What a comp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -287,6 +287,14 @@ def _bound_convolution(call: OpCall) -> Errors:
     return errors
 
 
+def _scatter_errors(call: OpCall) -> Errors:
+    def evaluate(pick: Callable[[Value], Tensor]) -> Tensor:
+        moved: Tensor = call.evaluate(lambda value: pick(value).contiguous())
+        return moved
+
+    return {cause: evaluate(error_of(cause)) for cause in call.causes()}
+
+
 def _bound_scattered_by(call: OpCall) -> Errors:
     """Values that meet where they are put: the largest or smallest is off by the largest error, a sum by all of them.
 
@@ -294,18 +302,17 @@ def _bound_scattered_by(call: OpCall) -> Errors:
     """
     reduce = call.args[4]
     if reduce in ("amax", "amin"):
-        largest = replace(call, args=(*call.args[:4], "amax"))
-        return bound_moves(largest)
-    errors = bound_moves(call) if reduce in ("sum", "mean") else {}
+        return _scatter_errors(replace(call, args=(*call.args[:4], "amax")))
+    if reduce not in ("sum", "mean"):
+        return {"accumulation": torch.full_like(call.result, math.inf)}
     terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
     count = sum(as_operand(each).real.numel() for each in (call.args[0], call.args[3]))
-    own = (gamma(count + 2) if reduce in ("sum", "mean") else math.inf) * terms
-    return add_error(errors, "accumulation", own.nan_to_num(math.inf, math.inf))
+    return add_error(_scatter_errors(call), "accumulation", gamma(count + 2) * terms)
 
 
 def _bound_scattered(call: OpCall) -> Errors:
     """Values that are added where they are put: errors add up, and as many additions round as there are values."""
-    errors = bound_moves(call)
+    errors = _scatter_errors(call)
     terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
     count = max(as_operand(each).real.numel() for each in call.args if isinstance(each, (Tensor, Value)))
     return add_error(errors, "accumulation", gamma(count) * terms)

@@ -93,7 +93,7 @@ def quantize_model(bench: Bench, unit: ModelUnit) -> QuantizedModel:
         for batch in batches:
             prepared(*(each.clone() for each in batch))
         for name, buffer in prepared.named_buffers():
-            if name in state:  # the reference model begins as the float model does
+            if name in state and not torch.equal(buffer, state[name]):  # the reference model begins as the float model
                 buffer.copy_(state[name])
     reference = run_flow("CVT-01", lambda: bench.convert(prepared))
     can_clip = is_qat or unit.mapping is not None or bench.preparation.qconfigs is not None

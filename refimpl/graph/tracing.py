@@ -6,7 +6,7 @@ import copy
 import gc
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain, takewhile
@@ -244,6 +244,12 @@ def attribute_of(model: nn.Module, target: str) -> Any:
     """Return the value that a get_attr node of that target reads."""
     owner, _, name = target.rpartition(".")
     return getattr(model.get_submodule(owner), name)
+
+
+def memory_of(value: Any) -> Hashable:
+    """Return what is equal for two values that a model holds if a write to one may be a write to the other."""
+    is_plain = isinstance(value, Tensor) and value.layout is torch.strided and value.numel() > 0
+    return value.untyped_storage().data_ptr() if is_plain else id(value)
 
 
 def list_reads(model: GraphModule) -> list[tuple[Node, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch.fx.node import map_aggregate, map_arg
 from fx_quant_conformance.refimpl.errors import ModelError, blame
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
 from fx_quant_conformance.refimpl.graph.modules import float_module_of
-from fx_quant_conformance.refimpl.graph.tracing import CALLS, attribute_of, call_node, class_of, notes_of
+from fx_quant_conformance.refimpl.graph.tracing import CALLS, attribute_of, call_node, class_of, memory_of, notes_of
 from fx_quant_conformance.refimpl.legacy import nni
 from fx_quant_conformance.refimpl.legacy.quantized_tensors import QUANTIZE, QUANTIZE_DYNAMIC
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
@@ -112,8 +112,8 @@ class QualityWalk:
         self.rounded: Values = {}
         self.own_float: Values = {}
         self.own_actual: Values = {}
-        self.float_state: dict[str, Any] = {}
-        self.actual_state: dict[str, Any] = {}
+        self.float_state: dict[Hashable, Any] = {}
+        self.actual_state: dict[Hashable, Any] = {}
 
     def _source_of(self, quantize: Node) -> Node:
         """Return the value that a node rounds, before the clamp to a narrower range. (CVT-09)"""
@@ -197,11 +197,9 @@ class QualityWalk:
 
     def _read_state(self, node: Node) -> None:
         """Read what the model holds: each side has its own, which lasts over the batches, as the model may write it."""
-        target = str(node.target)
+        held = attribute_of(self.model, str(node.target))
         for side, state in ((self.floating, self.float_state), (self.actual, self.actual_state)):
-            if target not in state:
-                state[target] = copy_tensors(attribute_of(self.model, target))
-            side[node] = state[target]
+            side[node] = _read_copy(held, state)
 
     def _rounded_of(self, node: Node) -> Any:
         return self.rounded[node] if node in self.rounded else self.floating[node]
@@ -313,6 +311,15 @@ class QualityWalk:
         if value in self.bounds:
             low, high = value.args[1:3]
         return OutputGrid(float(scale), low, high)
+
+
+def _read_copy(held: Any, state: dict[Hashable, Any]) -> Any:
+    """Return a copy of what a model holds; copies of what shares memory share it as well."""
+    if not isinstance(held, Tensor) or held.is_quantized or held.layout is not torch.strided:
+        return state.setdefault(memory_of(held), held)
+    memory: Any = held.untyped_storage()
+    storage = state.setdefault(memory_of(held), memory.clone())
+    return held.new_empty(0).set_(storage, held.storage_offset(), held.shape, held.stride())
 
 
 def is_rounding(node: Node) -> bool:

@@ -69,6 +69,12 @@ def _write_constant(model: Any, x: Tensor) -> Any:
     return model.b(y)
 
 
+def _write_reshaped(model: Any, x: Tensor) -> Any:
+    y = torch.zeros(4, 2, 3)
+    y[:, torch.tensor([0, 1]), torch.tensor([0, 2])] = model.a(x)[:, :2]
+    return model.b(y.flatten(1))
+
+
 def _cache(model: Any, x: Tensor) -> Any:
     model.cache.index_copy_(1, torch.tensor([1, 2]), model.a(x)[:, None].expand(-1, 2, -1))
     return model.b(model.cache)
@@ -101,6 +107,7 @@ CONSTRUCTS: dict[str, tuple[Compute, tuple[int, ...]]] = {
     "written by index, through a view": (_write_by_index, (4, 6)),
     "a part written in place": (_write_part, (4, 6)),
     "a constant that is written": (_write_constant, (4, 6)),
+    "a constant that is written, and read in another shape": (_write_reshaped, (4, 6)),
     "a cache that is written before it is read": (_cache, (4, 6)),
     "states of an LSTM, its output unread": (lambda model, x: model.lstm(model.a(x))[1], (2, 3, 6)),
     "an LSTM with a projection": (lambda model, x: model.projected(model.a(x))[0], (2, 3, 6)),
