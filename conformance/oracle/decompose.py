@@ -37,7 +37,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
 )
 from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
 from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
-from fx_quant_conformance.conformance.oracle.openings import OPENINGS, Functional
+from fx_quant_conformance.conformance.oracle.openings import OPENINGS, WithoutWrites
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES, PUT_BY_INDEX
 
 _CREATING = frozenset(
@@ -85,7 +85,7 @@ def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
         for number, tensor in zip(places, tensors, strict=True):
             given[number] = tensor
         own_args, own_kwargs = tree_unflatten(given, spec)
-        with Functional():
+        with WithoutWrites():
             outputs, found["spec"] = tree_flatten(function(*own_args, **own_kwargs))
         return outputs
 

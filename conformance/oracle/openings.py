@@ -116,7 +116,7 @@ def _fill_diagonal(x: Tensor, value: Any, wrap: bool = False) -> Tensor:
     return x
 
 
-class Functional(TorchFunctionMode):
+class WithoutWrites(TorchFunctionMode):
     """Replaces what torch cannot make functional: it has no form that does not work in place."""
 
     _replaced: Mapping[Any, Callable[..., Any]] = {Tensor.fill_diagonal_: _fill_diagonal}
