@@ -155,10 +155,10 @@ class Walk:
                 continue
             if isinstance(value, Quantized):
                 yield self._place_on_grid(value)
-            elif isinstance(value, (Value, Tensor)) and not value.dtype.is_floating_point:
+            elif isinstance(value, (Value, Tensor)) and not (value.dtype.is_floating_point or value.dtype.is_complex):
                 yield _read_discrete(value)
             elif isinstance(value, (Value, Tensor)):
-                value = as_value(value)
+                value = _part_complex(as_value(value))
                 step = half_steps_of(value.real) if value.step is None else value.step
                 yield Exact(real=value.real, errors=value.errors, step=step)
             else:
@@ -518,6 +518,14 @@ def _fits(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
 
 def _name_in_double(argument: Any) -> Any:
     return torch.float64 if argument is torch.float32 else argument
+
+
+def _part_complex(value: Value) -> Value:
+    """Complex numbers as pairs of real ones, each off by no more than the number."""
+    if not value.real.is_complex():
+        return value
+    real = torch.view_as_real(value.real)
+    return Value(real=real, errors={cause: each.unsqueeze(-1).expand_as(real) for cause, each in value.errors.items()})
 
 
 def _values_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Value]:

@@ -152,15 +152,19 @@ def _find_bucket(call: OpCall) -> Any:
 
 def _count(call: OpCall) -> Any:
     """A histogram: where the place of a value is within its error and 4u, each bin that it may lie in is off by one."""
-    given, bins, low, high = (*call.args, 100, 0, 0)[:4] if len(call.args) < 4 else call.args
+    given, bins, low, high = (*call.args, *(100, 0, 0)[len(call.args) - 1 :])
     x, result = as_operand(given), run_exactly(call)
-    if low == high:
-        low, high = float(x.real.min()), float(x.real.max())
     reach = (x.error() + 4 * U * (abs(low) + abs(high) + x.real.abs())).flatten()
-    ends = [((x.real.flatten() + way * reach - low) / (high - low) * bins).floor().clamp(-1, bins) for way in (-1, 1)]
-    is_open = ends[0] != ends[1]
+    outside = 1  # there is a place before the first bin, and one behind the last
+    if low == high:  # the ends are those of the values, and as far off
+        low, high, outside = float(x.real.min()), float(x.real.max()), 0
+        reach = reach + reach.amax()
+    ends = [
+        ((x.real.flatten() + way * reach - low) / (high - low) * bins).floor().clamp(-outside, bins - 1 + outside)
+        for way in (-1, 1)
+    ]
     number = torch.arange(bins).unsqueeze(-1)
-    moved = ((ends[0] <= number) & (number <= ends[1]) & is_open).sum(-1).double()
+    moved = ((ends[0] <= number) & (number <= ends[1]) & (ends[0] != ends[1])).sum(-1).double()
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 

@@ -75,7 +75,10 @@ def compare_all(
     where: Where, exacts: Sequence[Exact], output: Any, grids: InputGrids = (), *, moves_only: bool = False
 ) -> Iterator[Comparison]:
     """Compare all outputs of a model, in order; of a model with one output, that is a tensor, not a list of one."""
-    outputs = flatten(output) if len(exacts) > 1 else [output]
+    outputs = [
+        torch.view_as_real(each) if isinstance(each, Tensor) and each.is_complex() else each
+        for each in (flatten(output) if len(exacts) > 1 else [output])
+    ]
     if len(outputs) != len(exacts):
         text = f"{where}: the model returned {len(outputs)} outputs; expected {len(exacts)}"
         yield _compare_unusable(Fault(rule=rule_of_numbers(moves_only), message=text, where=where, size=math.inf))

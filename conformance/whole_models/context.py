@@ -159,13 +159,13 @@ def _read_inputs(part: Subgraph, number: int, values: Mapping[str, Tensor]) -> I
         given = values.get(name)
         if isinstance(given, Tensor) and given.shape == own.shape and _may_stand_for(given, own):
             yield given.to(own.dtype)
-        elif own.is_floating_point():
+        elif own.is_floating_point() or own.is_complex():
             raise NoOracleError(f"the model does not give {name or 'an item of several results'}")
         else:
             yield own
 
 
 def _may_stand_for(given: Tensor, own: Tensor) -> bool:
-    if own.is_floating_point() or own.dtype is torch.bool or not own.numel():
+    if own.is_floating_point() or own.is_complex() or own.dtype is torch.bool or not own.numel():
         return given.dtype == own.dtype
     return not given.is_floating_point() and bool(((given >= own.min()) & (given <= own.max())).all())

@@ -85,10 +85,20 @@ def check_roundings(floating: GraphModule, reference: GraphModule, *, can_clip: 
 
 def blame_hooks(model: nn.Module, faults: Iterable[Fault]) -> Iterator[Fault]:
     """Say of faults of a model with hooks that convert leaves these out, as torch's does. No backend is at fault."""
-    hooked = [name for name, module in model.named_modules() if module._forward_hooks or module._forward_pre_hooks]
+    hooked = [name for name, module in model.named_modules() if any(map(_is_own, _hooks_of(module)))]
     for fault in faults:
         text = f"{fault.message}; convert leaves out the hooks of {', '.join(hooked)}, as torch's does"
         yield replace(fault, message=text, verdict=Verdict.UNEXERCISED) if hooked else fault
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def _is_own(hook: Any) -> bool:
+    """Tell whether a hook is the user's; torch's, as of pruning, compute a weight, which is taken."""
+    written = hook if hasattr(hook, "__qualname__") else type(hook)
+    return not str(written.__module__).startswith("torch.")
 
 
 @guard("models.check_repeats")

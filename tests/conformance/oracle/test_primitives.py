@@ -273,6 +273,7 @@ SEVERAL: dict[str, Run] = {
     "products of complex numbers": lambda x: torch.view_as_real(torch.fft.rfft(x) @ torch.fft.rfft(x / 2).mT),
     "angles": lambda x: torch.complex(x.abs() + 1, x).angle(),
     "bins": lambda x: torch.histc(x, 6, -3.0, 3.0),
+    "bins between the ends": lambda x: torch.histc(x, 6),
     "unpooled": lambda x: torch.nn.functional.max_unpool1d(
         *torch.nn.functional.max_pool1d(x.abs() * 0.1 + RAMP, 2, return_indices=True), [2]
     ),

@@ -116,6 +116,7 @@ CONSTRUCTS: dict[str, tuple[Compute, tuple[int, ...]]] = {
     "unpooled": (lambda model, x: model.unpool(*model.pool(model.conv(x))), (2, 1, 6, 6)),
     "softmax with a dtype": (_softmax_in_float32, (4, 6)),
     "spectra": (_spectrum, (4, 6)),
+    "complex results": (lambda model, x: torch.fft.rfft(model.a(x)), (4, 6)),
     "a solution": (_solve, (4, 6)),
     "mean of numbers": (_mean_of_numbers, (4, 6)),
     "slope in evaluation": (lambda model, x: model.b(F.rrelu(model.a(x), training=model.training)), (4, 6)),
