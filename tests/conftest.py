@@ -35,8 +35,8 @@ forkserver.set_forkserver_preload(["tests.support.preloaded"])
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the exhaustive tests; run the longest files first: no worker waits for one at the end."""
-    longest = ("test_vendor_guide.py", "test_types.py", "test_removal.py", "test_float_parts.py", "test_gate.py")
-    items.sort(key=lambda item: item.path.name not in longest)
+    longest = ("site", "types", "removal", "own_models", "float_parts", "gate")
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in longest)
     matches = re.compile("|".join(re.escape(f"tests/{glob}").replace(r"\*", ".*") for glob, _ in list_exhaustive()))
     for item in items:
         if matches.fullmatch(item.nodeid):

@@ -252,18 +252,18 @@ def test_what_goes_wrong_in_measuring_costs_no_verdict(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_does_not_end_costs_no_verdict(tmp_path: Path) -> None:
-    ran = run(tmp_path, "device:Device", "--model=nets:slow", QUINT8, "--claim-timeout=3", cwd=PACKAGE)
+    ran = run(tmp_path, "device:Device", "--model=nets:slow", QUINT8, "--claim-timeout=1.5", cwd=PACKAGE)
     assert find_model(ran, "nets:slow").verdict is Verdict.VERIFIED and ran.status == 0
     [note] = measured(ran, "nets:slow").notes
     assert note.startswith("nothing else was measured: ")
 
 
 def test_a_model_that_is_not_captured_in_time_is_told_as_such(tmp_path: Path) -> None:
-    options = ("--claim=model/own/*/pt2e/quint8/*", "--claim-timeout=3")
+    options = ("--claim=model/own/*/pt2e/quint8/*", "--claim-timeout=1")
     ran = run(tmp_path, "device:Programs", "--model=nets:endless", *options, cwd=PACKAGE)
     row = find_model(ran, "nets:endless")
     place = "the process that holds both the suite and the user's model (in capture)"
-    assert (row.verdict, row.reason) == (Verdict.TIMEOUT, f"{place} did not end within 15 s (--claim-timeout)")
+    assert (row.verdict, row.reason) == (Verdict.TIMEOUT, f"{place} did not end within 5 s (--claim-timeout)")
     assert "nets.py" in str(row.evidence["printed"])
 
 
