@@ -152,8 +152,9 @@ def _find_bucket(call: OpCall) -> Any:
 
 def _count(call: OpCall) -> Any:
     """A histogram: where the place of a value is within its error and 4u, each bin that it may lie in is off by one."""
-    given, bins, low, high = (*call.args, *(100, 0, 0)[len(call.args) - 1 :])
-    x, result = as_operand(given), run_exactly(call)
+    options: list[Any] = [*call.args[1:], *(100, 0, 0)[len(call.args) - 1 :]]
+    bins, low, high = options
+    x, result = as_operand(call.args[0]), run_exactly(call)
     reach = (x.error() + 4 * U * (abs(low) + abs(high) + x.real.abs())).flatten()
     outside = 1  # there is a place before the first bin, and one behind the last
     if low == high:  # the ends are those of the values, and as far off

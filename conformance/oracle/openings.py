@@ -39,6 +39,12 @@ def _open_random_slope(
     return NotImplemented if training else torch.where(x > 0, x, x * ((lower + upper) / 2))
 
 
+def _open_random_slope_functional(x: Tensor, noise: Tensor, *options: Any) -> Any:
+    """As above, with the noise, which evaluation does not change."""
+    opened = _open_random_slope(x, noise, *options)
+    return opened if opened is NotImplemented else (opened, noise)
+
+
 def _open_masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where a mask holds stand the values of a source, in order."""
     x, mask = _aten.broadcast_tensors([x, mask])
@@ -95,6 +101,7 @@ def _open_fake_quantize_by_channel(
 OPENINGS: Mapping[Any, Callable[..., Any]] = {
     _aten._trilinear.default: _open_trilinear,
     _aten.rrelu_with_noise.default: _open_random_slope,
+    _aten.rrelu_with_noise_functional.default: _open_random_slope_functional,
     _aten.masked_scatter.default: _open_masked_scatter,
     _aten.masked_select.default: _open_masked_select,
     _aten.put.default: _open_put,
