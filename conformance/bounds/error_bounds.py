@@ -37,7 +37,7 @@ class NoOracleError(Exception):
 
 def gamma(n: int, unit: float = U) -> float:
     """Return γₙ: the bound on the relative error that n roundings in a row make, of a unit roundoff each."""
-    return n * unit / (1 - n * unit)
+    return n * unit / (1 - n * unit) if n * unit < 1 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,11 +361,16 @@ def read_operands(call: OpCall) -> tuple[Value, Value, Value | None, tuple[Any, 
 
 
 def bound_matrix_products(call: OpCall) -> Errors:
-    """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|."""
+    """A·B: |A|·e_B + e_A·|B| + e_A·e_B for each cause; summing n products in float adds γₙ₊₂·|A|·|B|.
+
+    Each part of a sum of n complex products is one of 2n real ones: √2·γ₂ₙ₊₂.
+    """
     a, b = map(as_value, call.args[:2])
     errors = {cause: propagate_product(torch.matmul, a, b, cause) for cause in dict.fromkeys((*a.errors, *b.errors))}
     if call.capabilities.float_accumulation:
-        bound = gamma(a.real.shape[-1] + 2) * torch.matmul(a.real.abs(), b.real.abs())
+        terms = a.real.shape[-1]
+        own = 2**0.5 * gamma(2 * terms + 2) if a.real.is_complex() or b.real.is_complex() else gamma(terms + 2)
+        bound = own * torch.matmul(a.real.abs(), b.real.abs())
         add_error(errors, "accumulation", bound)
     return errors
 

@@ -113,7 +113,9 @@ class Walk:
         held = {node: attribute_of(model, str(node.target)) for node in model.graph.find_nodes(op="get_attr")}
         self._memory = {node: memory_of(value) for node, value in held.items()}
         self._written = {self._memory[node] for node in held if _is_written(node, self.modules)}
-        self._state: dict[Hashable, Any] = {}  # what the last evaluation made of tensors that the model writes
+        self._state: dict[
+            Hashable, tuple[Any, Tensor]
+        ] = {}  # what the last evaluation made of tensors that the model writes
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
         self._constants = find_constants(model)
         self._folded = frozenset(find_folded_nodes(model, self._constants))
@@ -265,17 +267,20 @@ class Walk:
     def _read_attribute(self, node: Node) -> Any:
         """Read what the model holds, or what it has been changed to."""
         held, memory = attribute_of(self.model, str(node.target)), self._memory[node]
-        return _lay_out(self._state.setdefault(memory, held.clone()), held) if memory in self._written else held
+        if memory not in self._written:
+            return held
+        return _lay_out(*self._state.setdefault(memory, (held.clone(), held)), held)
 
     def _change(self, node: Node, value: Any) -> None:
         """Let a node have another value, and with a node that reads what the model holds all that read the same."""
         self.values[node] = value
         if node in self._memory:
             memory = self._memory[node]
-            self._state[memory] = value
+            held = attribute_of(self.model, str(node.target))
+            self._state[memory] = value, held
             for each in self.values.keys() & self._memory.keys():
                 if self._memory[each] == memory:
-                    self.values[each] = _lay_out(value, attribute_of(self.model, str(each.target)))
+                    self.values[each] = _lay_out(value, held, attribute_of(self.model, str(each.target)))
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
@@ -492,12 +497,13 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
 
 
-def _lay_out(value: Any, held: Tensor) -> Any:
+def _lay_out(value: Any, of: Tensor, held: Tensor) -> Any:
     """Return what a held tensor has become, by what another of the same memory has. Raises NoOracleError."""
     real = value.real if isinstance(value, Value) else value
-    if real.shape == held.shape:
+    starts_alike = of.storage_offset() == held.storage_offset() and of.numel() == held.numel()
+    if starts_alike and (of.shape, of.stride()) == (held.shape, held.stride()):
         return value
-    if real.numel() != held.numel() or not held.is_contiguous():
+    if not (starts_alike and of.is_contiguous() and held.is_contiguous()):
         raise NoOracleError("a part of a tensor that the model holds is written, and another part is read")
     if isinstance(value, Tensor):
         return value.reshape(held.shape)
@@ -506,7 +512,12 @@ def _lay_out(value: Any, held: Tensor) -> Any:
 
 
 def _is_written(node: Node, modules: Mapping[str, nn.Module]) -> bool:
-    return any(writes(user, modules) and node in user.all_input_nodes[:1] for user in node.users)
+    return any((writes(user, modules) or _is_mutable(user)) and node in user.all_input_nodes[:1] for user in node.users)
+
+
+def _is_mutable(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _fits(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

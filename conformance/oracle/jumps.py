@@ -142,9 +142,17 @@ def _find_bucket(call: OpCall) -> Any:
     is_search = "searchsorted" in str(call.function)  # which has its operands the other way round
     x, bounds = map(as_operand, (second, first) if is_search else (first, second))
 
+    options = {name: value for name, value in call.kwargs.items() if name != "sorter"}
+    sorter = call.kwargs.get("sorter")
+    if isinstance(sorter, Value):
+        raise NoOracleError("the order of what is searched is undecided")
+    run = call.function.overloadpacket  # type: ignore[attr-defined]
+
     def find(way: int) -> Tensor:
-        moved = (bounds.real - way * bounds.error()).sort(-1).values, x.real + way * x.error()
-        found: Tensor = call.function(*(moved if is_search else moved[::-1]), *call.args[2:], **call.kwargs)
+        ends = bounds.real - way * bounds.error()
+        ends = ends if sorter is None else ends.gather(-1, sorter)
+        moved = ends.sort(-1).values, x.real + way * x.error()
+        found: Tensor = run(*(moved if is_search else moved[::-1]), *call.args[2:], **options)
         return found
 
     return choose(find(0), find(-1) != find(1))
@@ -155,6 +163,8 @@ def _count(call: OpCall) -> Any:
     options: list[Any] = [*call.args[1:], *(100, 0, 0)[len(call.args) - 1 :]]
     bins, low, high = options
     x, result = as_operand(call.args[0]), run_exactly(call)
+    if not x.real.numel():
+        return result
     reach = (x.error() + 4 * U * (abs(low) + abs(high) + x.real.abs())).flatten()
     outside = 1  # there is a place before the first bin, and one behind the last
     if low == high:  # the ends are those of the values, and as far off

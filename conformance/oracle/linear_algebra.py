@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.conformance.bounds.error_bounds import (
+    ErrorBound,
     Errors,
+    NoOracleError,
     OpCall,
     OpRule,
+    Value,
     add_error,
     as_operand,
     error_of,
@@ -38,11 +41,12 @@ def _round_elimination(a: Tensor) -> Tensor:
 
 
 def _invert(a: Tensor) -> Tensor:
-    """Return |A⁻¹|; infinite of a singular matrix."""
+    """Return |A⁻¹|. Raises NoOracleError for a singular matrix."""
     inverse, info = torch.linalg.inv_ex(a)
-    is_regular: Tensor = info[..., None, None] == 0
+    if bool(info.any()):
+        raise NoOracleError("a matrix is singular")
     known: Tensor = inverse.abs().nan_to_num(math.inf)
-    return torch.where(is_regular, known, math.inf)
+    return known
 
 
 def _sum_rows(m: Tensor, e: Tensor) -> Tensor:
@@ -88,18 +92,18 @@ def _bound_system(call: OpCall) -> Any:
     """A·X = B, or X·A = B, by elimination; besides X nothing has a bound."""
     a, b = (as_operand(each).real for each in call.args[:2])
     turn = _turn if not call.kwargs.get("left", True) else _keep
-    is_vector = b.dim() < a.dim()
+    is_vector = b.dim() == 1 or b.shape == a.shape[:-1]
     columns = partial(torch.unsqueeze, dim=-1) if is_vector else turn
     e = _errors_of(call.args[0], turn)
-    errors = _bound_solution(turn(a), _round_elimination(turn(a)), e, columns(b), _errors_of(call.args[1], columns))
+    own = torch.maximum(_round_elimination(turn(a)), _round_elimination(turn(a).mT))  # either may be factored
+    errors = _bound_solution(turn(a), own, e, columns(b), _errors_of(call.args[1], columns))
     back = partial(torch.squeeze, dim=-1) if is_vector else turn
     return {cause: back(each) for cause, each in errors.items()}, *map(_leave, call.result[1:])
 
 
 def _leave(result: Tensor) -> Errors:
-    """Nothing is known of a result that is not read as a rule: of integers, which say what failed, all is."""
-    unknown = math.inf if result.is_floating_point() else 0.0
-    return {"function": torch.full(result.shape, unknown, dtype=torch.float64)}
+    """Nothing is known of a result that is not read as a rule."""
+    return {"function": torch.full(result.shape, math.inf, dtype=torch.float64)}
 
 
 def _bound_inverse(call: OpCall) -> Any:
@@ -169,6 +173,8 @@ def _bound_cholesky(call: OpCall) -> Any:
 
     (Drmač, Omladič and Veselić 1994.) Its own evaluation rounds by γₙ₊₁·|L|·|Lᵀ| (Higham 2002, Theorem 10.3).
     """
+    if bool(call.result[1].any()):
+        raise NoOracleError("a matrix is not positive definite")
     is_upper = bool(call.args[1]) if len(call.args) > 1 else bool(call.kwargs.get("upper", False))
     lower = call.result[0].mT if is_upper else call.result[0]
     errors = _errors_of(call.args[0], lambda each: _mirror(each, is_upper))
@@ -206,19 +212,29 @@ def _bound_singular_values(call: OpCall) -> Any:
 
 
 def _bound_eigenvalues(call: OpCall) -> Any:
-    is_upper = (call.args[1] if len(call.args) > 1 else call.kwargs.get("UPLO", "L")) == "U"
+    is_upper = (call.args[1] if len(call.args) > 1 else call.kwargs.get("UPLO", "L")).upper() == "U"
     errors = _errors_of(call.args[0], lambda each: _mirror(each, is_upper))
     return _bound_spectrum(0, _mirror(as_operand(call.args[0]).real, is_upper), errors, call.result)
 
 
+def _bound_any(bound: ErrorBound, call: OpCall) -> Any:
+    """As the bound says; of matrices without elements all is exact."""
+    if all(as_operand(each).real.numel() for each in call.args if isinstance(each, (Tensor, Value))):
+        return bound(call)
+    return ({},) * len(call.result) if isinstance(call.result, tuple) else {}
+
+
 LINEAR_ALGEBRA: Mapping[str, OpRule] = {
-    "_linalg_solve_ex": make_aten_rule(_bound_system),
-    "linalg_inv_ex": make_aten_rule(_bound_inverse),
-    "linalg_solve_triangular": make_aten_rule(_bound_triangular),
-    "_linalg_det": make_aten_rule(_bound_determinant),
-    "_linalg_slogdet": make_aten_rule(_bound_logarithm),
-    "linalg_cholesky_ex": make_aten_rule(_bound_cholesky),
-    "_linalg_svd": make_aten_rule(_bound_singular_values),
-    "_linalg_eigh": make_aten_rule(_bound_eigenvalues),
+    name: make_aten_rule(partial(_bound_any, bound))
+    for name, bound in {
+        "_linalg_solve_ex": _bound_system,
+        "linalg_inv_ex": _bound_inverse,
+        "linalg_solve_triangular": _bound_triangular,
+        "_linalg_det": _bound_determinant,
+        "_linalg_slogdet": _bound_logarithm,
+        "linalg_cholesky_ex": _bound_cholesky,
+        "_linalg_svd": _bound_singular_values,
+        "_linalg_eigh": _bound_eigenvalues,
+    }.items()
 }
 """By the name of the aten op."""

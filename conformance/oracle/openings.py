@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,9 +48,11 @@ def _open_random_slope_functional(x: Tensor, noise: Tensor, *options: Any) -> An
 
 def _open_masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where a mask holds stand the values of a source, in order."""
+    if source.numel() == 0:
+        return x.clone()
     x, mask = _aten.broadcast_tensors([x, mask])
     place = mask.flatten().long().cumsum(0) - 1
-    taken = source.flatten()[place.clamp(0, max(0, source.numel() - 1))]
+    taken = source.flatten()[place.clamp(0, source.numel() - 1)]
     return torch.where(mask, taken.reshape(x.shape), x)
 
 
@@ -67,7 +70,9 @@ def _open_put(x: Tensor, places: Tensor, source: Tensor, accumulate: bool = Fals
 
 def _open_angle(x: Tensor) -> Tensor:
     """The angle of a complex number, or of a real one."""
-    return torch.atan2(x.imag, x.real) if x.is_complex() else torch.atan2(torch.zeros_like(x), x)
+    if x.is_complex():
+        return torch.atan2(x.imag, x.real)
+    return torch.where(x < 0, torch.full_like(x, math.pi), torch.zeros_like(x))
 
 
 def _open_pair_distances(x: Tensor, p: float = 2.0) -> Tensor:
@@ -115,11 +120,8 @@ OPENINGS: Mapping[Any, Callable[..., Any]] = {
 
 
 def _fill_diagonal(x: Tensor, value: Any, wrap: bool = False) -> Tensor:
-    if wrap and x.shape[0] > x.shape[1]:
-        x.as_strided((x.shape[0] * x.shape[1] // (x.shape[1] + 1) + 1,), (sum(x.stride()),)).fill_(value)
-    else:
-        diagonal = x.diagonal() if x.dim() == 2 else torch.einsum("i" * x.dim() + "->i", x)
-        diagonal.fill_(value)
+    length = (x.numel() + x.shape[1]) // (x.shape[1] + 1) if wrap and x.dim() == 2 else min(x.shape)
+    x.as_strided((length,), (sum(x.stride()),)).fill_(value)
     return x
 
 

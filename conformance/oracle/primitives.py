@@ -159,6 +159,7 @@ def _count_terms(call: OpCall) -> int:
 
 def _bound_total(call: OpCall) -> Errors:
     """A sum of n: errors add up, and n additions in any order make γₙ of Σ|x|."""
+    call = replace(call, kwargs={name: value for name, value in call.kwargs.items() if name != "dtype"})
     errors = bound_moves(call)
     terms = call.evaluate(lambda value: widen(value.real).abs(), Tensor.abs)
     return add_error(errors, "accumulation", gamma(_count_terms(call)) * terms)
@@ -251,7 +252,7 @@ def _bound_distances(call: OpCall) -> Errors:
     which the root leaves the p-th part: p is 1 and largest where nothing is raised.
     """
     x, y = map(as_operand, call.args[:2])
-    p, terms = float(call.args[2]), x.real.shape[-1]
+    p, terms = float((*call.args[2:3], 2.0)[0]), x.real.shape[-1]
     errors: Errors = {}
     for cause in call.causes():
         moved = [error_of(cause)(each).norm(p, dim=-1) for each in (x, y)]

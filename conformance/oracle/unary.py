@@ -68,9 +68,9 @@ UNARY: Mapping[str, Unary] = {
     "erfcx": Unary(2 * EXP),
     "ndtri": Unary(2 * FUNCTION, FUNCTION, 0.0, 1.0),
     "bessel_i0": Unary(2 * EXP, turns=(0.0,)),
-    "bessel_i0e": Unary(2 * FUNCTION, turns=(0.0,)),
+    "bessel_i0e": Unary(4 * FUNCTION, turns=(0.0,)),
     "bessel_i1": Unary(2 * EXP),
-    "bessel_i1e": Unary(2 * FUNCTION, turns=(-1.5451272579925427, 1.5451272579925427)),  # where I₀ = I₁ + I₁ / x
+    "bessel_i1e": Unary(4 * FUNCTION, turns=(-1.5451272579925427, 1.5451272579925427)),  # where I₀ = I₁ + I₁ / x
 }
 
 

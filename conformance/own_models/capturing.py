@@ -129,9 +129,10 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
 
 
 def _writes_view(node: Node) -> bool:
-    """Tell whether an op changes in place what is a part of another value."""
+    """Tell whether an op changes in place what is a part of another value, or has parts that others read."""
     written = node.all_input_nodes[:1] if node.op == "call_function" and _works_in_place(node) else []
-    return any(getattr(each.target, "is_view", False) for each in written)
+    parts = (each for value in written for each in (value, *(user for user in value.users if user < node)))
+    return any(getattr(each.target, "is_view", False) for each in parts)
 
 
 def _is_traceable(captured: GraphModule) -> bool:

@@ -317,6 +317,8 @@ def _read_copy(held: Any, state: dict[Hashable, Any]) -> Any:
     """Return a copy of what a model holds; copies of what shares memory share it as well."""
     if not isinstance(held, Tensor) or held.is_quantized or held.layout is not torch.strided:
         return state.setdefault(memory_of(held), held)
+    if held.is_conj() or held.is_neg():
+        return state.setdefault(id(held), held.clone())
     memory: Any = held.untyped_storage()
     storage = state.setdefault(memory_of(held), memory.clone())
     return held.new_empty(0).set_(storage, held.storage_offset(), held.shape, held.stride())

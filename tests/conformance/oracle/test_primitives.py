@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fx_quant_conformance.backends.base import Capabilities
-from fx_quant_conformance.conformance.bounds.error_bounds import Value
+from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, Value
 from fx_quant_conformance.conformance.oracle.decompose import InPrimitives, describe, evaluate_opened, open_op
+from fx_quant_conformance.conformance.oracle.jumps import real_of
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 from fx_quant_conformance.conformance.oracle.unary import UNARY
 
@@ -250,6 +251,8 @@ SEVERAL: dict[str, Run] = {
     "of each two": lambda x: torch.pdist(x[0] + 3 * torch.arange(4)[:, None]),
     "solution": lambda x: torch.linalg.solve(x[:, :, :4] + EYE, x),
     "solution of a row": lambda x: torch.linalg.solve(x[:, :, :4] + EYE, x[:, :, 1]),
+    "solution of rows and of a batch": lambda x: torch.linalg.solve(x[:1, :, :4] + EYE, x[0, :, :4]),
+    "distances of many": lambda x: torch.cdist(x.reshape(12, 5).repeat(3, 1), x[0].repeat(7, 1) + 5),
     "solution from the right": lambda x: torch.linalg.solve(x[:, :, :4] + EYE, x.mT, left=False),
     "inverse": lambda x: torch.linalg.inv(x[:, :, :4] + EYE),
     "determinant": lambda x: torch.linalg.det(x[:, :, :4] / 8 + EYE / 8),
@@ -295,6 +298,57 @@ def test_a_function_of_many_is_within_its_bound(name: str) -> None:
         if not error:
             assert bool(((function(x).double() - result.real).abs() <= result.error() + 1e-15).all())
             assert float(result.error().max()) < 3e-4
+
+
+@pytest.mark.rule("NUM-04")
+def test_elimination_that_grows_on_one_side_has_its_bound() -> None:
+    """Wilkinson's matrix: U doubles from row to row if A is factored, and does not if its transpose is."""
+    a = torch.eye(20) - torch.ones(20, 20).tril(-1)
+    a[:, -1] = 1
+    b = torch.linspace(-1, 1, 40).reshape(2, 20)
+    result = evaluate(lambda a, b: torch.linalg.solve(a, b, left=False), values(a, 0.0), values(b, 0.0))
+    found = torch.linalg.solve(a, b, left=False).double()
+    assert bool(((found - result.real).abs() <= result.error()).all())
+
+
+def test_of_many_roundings_there_is_no_bound() -> None:
+    result = evaluate(torch.linalg.svdvals, values(torch.eye(1000), 0.0))
+    assert result.error().tolist() == [math.inf] * 1000
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda a: torch.linalg.inv_ex(a)[0], lambda a: torch.linalg.slogdet(a)[1]], ids=["inverse", "logarithm"]
+)
+def test_a_singular_matrix_has_no_oracle(compute: Run) -> None:
+    with pytest.raises(NoOracleError, match="a matrix is singular"):
+        evaluate(compute, values(torch.tensor([[1.0, 2.0], [2.0, 4.0]]), 1e-3))
+
+
+def test_a_matrix_that_is_not_definite_has_no_oracle() -> None:
+    with pytest.raises(NoOracleError, match="a matrix is not positive definite"):
+        evaluate(lambda a: torch.linalg.cholesky_ex(a)[0], values(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), 1e-3))
+
+
+@pytest.mark.parametrize("compute", [torch.linalg.inv, torch.linalg.det, lambda a: torch.linalg.solve(a, a)])
+def test_matrices_without_elements_are_exact(compute: Run) -> None:
+    result = evaluate(compute, values(torch.zeros(2, 0, 0), 0.1))
+    assert not bool(result.error().any())
+
+
+def test_small_forms_of_ops_that_put_and_search() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    order = torch.tensor([1, 2, 0])
+    assert (
+        int(real_of(evaluate(lambda x: torch.searchsorted(x, torch.tensor([2.5]), sorter=order), values(x, 0.1)))) == 2
+    )
+    assert int(real_of(evaluate(lambda x: torch.bucketize(2.5, x.sort().values), values(x, 0.1)))) == 2
+    assert evaluate(torch.angle, values(torch.tensor([-0.0, -1.0, 2.0]), 0.0)).real.tolist() == pytest.approx(
+        [0, math.pi, 0]
+    )
+    for shape, wrap in (((3, 3, 3), False), ((4, 3), True), ((7, 2), True), ((2, 4), False)):
+        given = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+        filled = evaluate(lambda x, wrap=wrap: x.clone().fill_diagonal_(-1.0, wrap), values(given, 0.0))
+        assert torch.equal(filled.real, given.clone().fill_diagonal_(-1.0, wrap).double())
 
 
 # -- jumps ------------------------------------------------------------------------------------------------------------

@@ -63,6 +63,13 @@ def _write_part(model: Any, x: Tensor) -> Any:
     return model.b(y)
 
 
+def _write_whole(model: Any, x: Tensor) -> Any:
+    y = torch.zeros(x.shape[0], 6) + model.a(x)
+    part = y[:, :3]
+    y.relu_()
+    return model.b(torch.cat([part + part, part * part], 1))
+
+
 def _write_constant(model: Any, x: Tensor) -> Any:
     y = torch.zeros(4, 6)
     y[:, torch.tensor([0, 2, 4])] = model.a(x)[:, :3]
@@ -106,6 +113,7 @@ def _mean_of_numbers(model: Any, x: Tensor) -> Any:
 CONSTRUCTS: dict[str, tuple[Compute, tuple[int, ...]]] = {
     "written by index, through a view": (_write_by_index, (4, 6)),
     "a part written in place": (_write_part, (4, 6)),
+    "all written, of which a part is read": (_write_whole, (4, 6)),
     "a constant that is written": (_write_constant, (4, 6)),
     "a constant that is written, and read in another shape": (_write_reshaped, (4, 6)),
     "a cache that is written before it is read": (_cache, (4, 6)),
