@@ -39,6 +39,7 @@ from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, 
 from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
 from fx_quant_conformance.conformance.oracle.openings import OPENINGS, WithoutWrites
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES, PUT_BY_INDEX
+from fx_quant_conformance.refimpl.graph.in_place import works_in_place
 
 _CREATING = frozenset(
     name for what in ("empty", "zeros", "ones", "full") for name in (what, f"new_{what}", f"{what}_like")
@@ -114,8 +115,7 @@ def _trace(run: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
 
 def _writes(node: Node) -> bool:
     """Tell whether an op works in place on what is no operand of the whole."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable and node.all_input_nodes[0].op != "placeholder"
+    return works_in_place(node) and node.all_input_nodes[0].op != "placeholder"
 
 
 def describe(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,7 @@ from fx_quant_conformance.conformance.oracle.grids import (
     qparams_of,
 )
 from fx_quant_conformance.conformance.oracle.handlers import MODULES, NODES
+from fx_quant_conformance.conformance.oracle.held import Held
 from fx_quant_conformance.conformance.oracle.jumps import is_value
 from fx_quant_conformance.conformance.oracle.reference_modules import FLOAT_MODULES, REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.requantizing import find_accumulator
@@ -76,9 +77,8 @@ from fx_quant_conformance.conformance.oracle.vendor_modules import (
     run_in_double,
 )
 from fx_quant_conformance.refimpl.config.patterns import leaf_name
-from fx_quant_conformance.refimpl.graph.in_place import writes
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
-from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments, memory_of
+from fx_quant_conformance.refimpl.graph.tracing import attribute_of, lay_out_arguments
 
 READS_SHAPE = frozenset({"size", "dim", "numel", getattr, torch.ops.aten.sym_size.int})
 """What is called to read a shape: it is the same of a value and of its integers."""
@@ -110,12 +110,7 @@ class Walk:
         self._forwards: dict[tuple[Any, ...], Walk] = {}
         self._folds: dict[Node, Any] = {}
         self._opened: dict[tuple[Node, str], InPrimitives] = {}
-        held = {node: attribute_of(model, str(node.target)) for node in model.graph.find_nodes(op="get_attr")}
-        self._memory = {node: memory_of(value) for node, value in held.items()}
-        self._written = {self._memory[node] for node in held if _is_written(node, self.modules)}
-        self._state: dict[
-            Hashable, tuple[Any, Tensor]
-        ] = {}  # what the last evaluation made of tensors that the model writes
+        self._held = Held(model, self.modules)
         self._left_in_float = frozenset(find_nodes_left_in_float(model))
         self._constants = find_constants(model)
         self._folded = frozenset(find_folded_nodes(model, self._constants))
@@ -132,7 +127,8 @@ class Walk:
     def _evaluate_graph(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Evaluate every node on the values of the placeholders, in order or by name; return the output's argument."""
         feed = iter(args)
-        self.values, self._state = {}, {}
+        self.values = {}
+        self._held.begin()
         with torch.no_grad():
             for node in self.model.graph.nodes:
                 if node.op == "output":
@@ -189,7 +185,7 @@ class Walk:
 
     def _evaluate(self, node: Node) -> Any:
         if node.op == "get_attr":
-            return self._read_attribute(node)
+            return self._held.read(node)
         source = self.values[node.args[0]] if node.args and isinstance(node.args[0], Node) else None
         if node.target in NODES and not (node.target is operator.getitem and isinstance(source, (Value, Tensor))):
             return NODES[node.target](self, node)
@@ -261,26 +257,11 @@ class Walk:
             given = [each for each in tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
             tensors = [each for each in given if isinstance(self.values[each], (Tensor, Value))]
             for number, value in changed.items():
-                self._change(tensors[number], value)
+                self.values[tensors[number]] = value
+                for each in self._held.change(tensors[number], value):
+                    if each in self.values:
+                        self.values[each] = self._held.read(each)
         return result
-
-    def _read_attribute(self, node: Node) -> Any:
-        """Read what the model holds, or what it has been changed to."""
-        held, memory = attribute_of(self.model, str(node.target)), self._memory[node]
-        if memory not in self._written:
-            return held
-        return _lay_out(*self._state.setdefault(memory, (held.clone(), held)), held)
-
-    def _change(self, node: Node, value: Any) -> None:
-        """Let a node have another value, and with a node that reads what the model holds all that read the same."""
-        self.values[node] = value
-        if node in self._memory:
-            memory = self._memory[node]
-            held = attribute_of(self.model, str(node.target))
-            self._state[memory] = value, held
-            for each in self.values.keys() & self._memory.keys():
-                if self._memory[each] == memory:
-                    self.values[each] = _lay_out(value, held, attribute_of(self.model, str(each.target)))
 
     def _quantize(self, node: Node, value: Any) -> Any:
         """A weight is quantized by the model's own op; every other value keeps its exact real result."""
@@ -495,29 +476,6 @@ def _read_discrete(value: Value | Tensor) -> Exact:
     """The result of integers or truth values: there is one, but where the choice is undecided."""
     real, errors = (value.real, value.errors) if isinstance(value, Value) else (value, {})
     return Exact(real=real.double(), errors=errors, step=torch.ones((), dtype=torch.float64), is_discrete=True)
-
-
-def _lay_out(value: Any, of: Tensor, held: Tensor) -> Any:
-    """Return what a held tensor has become, by what another of the same memory has. Raises NoOracleError."""
-    real = value.real if isinstance(value, Value) else value
-    starts_alike = of.storage_offset() == held.storage_offset() and of.numel() == held.numel()
-    if starts_alike and (of.shape, of.stride()) == (held.shape, held.stride()):
-        return value
-    if not (starts_alike and of.is_contiguous() and held.is_contiguous()):
-        raise NoOracleError("a part of a tensor that the model holds is written, and another part is read")
-    if isinstance(value, Tensor):
-        return value.reshape(held.shape)
-    errors = {cause: error.expand_as(real).reshape(held.shape) for cause, error in value.errors.items()}
-    return replace(value, real=real.reshape(held.shape), errors=errors)
-
-
-def _is_written(node: Node, modules: Mapping[str, nn.Module]) -> bool:
-    return any((writes(user, modules) or _is_mutable(user)) and node in user.all_input_nodes[:1] for user in node.users)
-
-
-def _is_mutable(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def _fits(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from fx_quant_conformance.refimpl.config.qconfig import QConfigResolver, as_qcon
 from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.exported.calls import Calls, read_calls
 from fx_quant_conformance.refimpl.exported.exported import export_open, open_module
+from fx_quant_conformance.refimpl.graph.in_place import works_in_place
 from fx_quant_conformance.refimpl.graph.tracer import trace
 from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, parameter_names_of
 from fx_quant_conformance.reports.text import cut
@@ -130,7 +131,7 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
 
 def _writes_view(node: Node) -> bool:
     """Tell whether an op changes in place what is a part of another value, or has parts that others read."""
-    written = node.all_input_nodes[:1] if node.op == "call_function" and _works_in_place(node) else []
+    written = node.all_input_nodes[:1] if node.op == "call_function" and works_in_place(node) else []
     parts = (each for value in written for each in (value, *(user for user in value.users if user < node)))
     return any(getattr(each.target, "is_view", False) for each in parts)
 
@@ -260,7 +261,7 @@ def _list_arguments(calls: Calls, draft: Node) -> list[_Arguments]:
         names = parameter_names_of(draft.target)
         named = args[: len(names)], {name: value for name, value in kwargs.items() if name in names}
         listed.append(named)
-        if "inplace" in names and _works_in_place(parts[0]):
+        if "inplace" in names and works_in_place(parts[0]):
             listed.append((named[0], {**named[1], "inplace": True}))
         listed.append((tuple(reversed(args)), {}))  # 1 - x
     return listed
@@ -343,11 +344,6 @@ def _is_held(node: Node) -> bool:
     return node.op == "get_attr"
 
 
-def _works_in_place(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
-
-
 def _find_places(value: Any, returned: Any) -> set[_Path]:
     """Return where a value is in what was returned."""
     found = set[_Path]()
@@ -391,7 +387,7 @@ def _write(
             if call.op == "call_module":
                 held[call.target] = _find_module(model, call.target)
             new |= _write_call(graph, call, new)
-    acting = {new[node] for node in new if _works_in_place(node)}
+    acting = {new[node] for node in new if works_in_place(node)}
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("get_attr", "call_function") and node not in acting:
             graph.erase_node(node)

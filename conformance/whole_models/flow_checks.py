@@ -109,18 +109,21 @@ def check_repeats(reference: GraphModule, batch: Batch) -> Iterator[Fault]:
     """
     model = copy.deepcopy(reference)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
+
+    def run() -> list[Tensor]:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            runs = []
-            for _ in range(2):
-                torch.default_generator.manual_seed(0)
-                runs.append([each.clone() for each in tensors_of(model(*(value.clone() for value in batch)))])
+            torch.default_generator.manual_seed(0)
+            return [each.clone() for each in tensors_of(model(*(value.clone() for value in batch)))]
+
+    try:
+        first = run()
+        changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+        second = run() if changed else first
     except Exception as error:  # a model may hold anything
         text = f"what convert made of the model does not run: {format_error(error)}"
         yield _make_fault("CVT-01", "", text)
         return
-    changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
-    if changed and not all(torch.equal(one, other) for one, other in zip(*runs, strict=True)):
+    if not all(map(torch.equal, first, second)):
         text = f"the model keeps {', '.join(changed)} from run to run, so that the same input gives another output"
         yield _make_fault("NUM-07", "", f"{text}; make it an input and an output")
 

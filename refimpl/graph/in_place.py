@@ -131,6 +131,12 @@ def writes(node: Node, modules: Mapping[str, nn.Module]) -> bool:
     return is_named or has_flag or name in _SETITEM or name in _AUGMENTED
 
 
+def works_in_place(node: Node) -> bool:
+    """Tell whether the schema of an op, such as aten's, says that it changes what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
 def _written_by(node: Node) -> Any:
     """Return the value into whose memory a node writes."""
     return node.kwargs.get("out") or _first_argument_of(node)

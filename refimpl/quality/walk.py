@@ -315,10 +315,9 @@ class QualityWalk:
 
 def _read_copy(held: Any, state: dict[Hashable, Any]) -> Any:
     """Return a copy of what a model holds; copies of what shares memory share it as well."""
-    if not isinstance(held, Tensor) or held.is_quantized or held.layout is not torch.strided:
-        return state.setdefault(memory_of(held), held)
-    if held.is_conj() or held.is_neg():
-        return state.setdefault(id(held), held.clone())
+    is_plain = isinstance(held, Tensor) and held.layout is torch.strided and not held.is_quantized
+    if not is_plain or held.is_conj() or held.is_neg():
+        return state.setdefault(id(held), copy_tensors(held))
     memory: Any = held.untyped_storage()
     storage = state.setdefault(memory_of(held), memory.clone())
     return held.new_empty(0).set_(storage, held.storage_offset(), held.shape, held.stride())
