@@ -21,7 +21,7 @@ from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.graph.graph_modules import Draft
 from fx_quant_conformance.refimpl.graph.tracer import IN_PLACE, trace
 from fx_quant_conformance.refimpl.graph.tracing import attribute_of, is_effect, line_of
-from fx_quant_conformance.refimpl.graph.values import find_tensors
+from fx_quant_conformance.refimpl.graph.values import find_kinds, part_of
 
 
 def _set_of(names: str) -> frozenset[str]:
@@ -203,13 +203,17 @@ class _Write(NamedTuple):
 class _Rewriter:
     """Gives a graph's writes their values, in one sweep.
 
-    ``places``: of the values that share memory. ``sharing``: by owner, the values that hold what its memory holds at
-    this point of the sweep. ``touched``: the nodes that share memory, or were added.
+    ``tuples``: the values of several tensors, each with memory of its own, and their kinds; ``parts``: the reader of
+    each of these. ``places``: of the values that share memory. ``sharing``: by owner, the values that hold what its
+    memory holds at this point of the sweep. ``touched``: the nodes that share memory, or were added.
     """
 
     def __init__(self, model: Draft, writes: set[Node]) -> None:
         self.model, self.graph, self.writes = model, model.graph, writes
-        self.tensors = find_tensors(model)
+        kinds = find_kinds(model)
+        self.tensors = set(kinds)
+        self.tuples = {node: kind for node, kind in kinds.items() if isinstance(kind, tuple) and not _is_tuple(node)}
+        self.parts: dict[tuple[Node, int], Node] = {}
         self.places: dict[Node, _Memory] = {}
         self.sharing: defaultdict[Node, list[Node]] = defaultdict(list)
         self.attributes: dict[str, Node] = {}
@@ -218,6 +222,7 @@ class _Rewriter:
 
     def run(self) -> None:
         """Visit each node of the graph as it was."""
+        self._read_parts_once()
         for node in list(self.graph.nodes):
             if node.op == "get_attr":
                 self._join(node, _Memory(self.attributes.setdefault(str(node.target), node), ()))
@@ -227,6 +232,18 @@ class _Rewriter:
                 self._visit_reader(node, source)
         for node in reversed(self.graph.nodes):
             if node in self.touched and not node.users and node.op.startswith("call_") and not is_effect(node):
+                self.graph.erase_node(node)
+
+    def _read_parts_once(self) -> None:
+        """Let one node read each part of a tuple: what another one reads is the same tensor."""
+        for node in list(self.graph.nodes):
+            source: Any = _first_argument_of(node) if node.target in (getattr, operator.getitem) else None
+            part = part_of(node, self.tuples[source]) if source in self.tuples else None
+            if part is None:
+                continue
+            first = self.parts.setdefault((source, part), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
                 self.graph.erase_node(node)
 
     def _join(self, node: Node, place: _Memory) -> None:
@@ -244,7 +261,7 @@ class _Rewriter:
         """Note where the result of a view lies."""
         if node.op == "call_module" and type(self.model.get_submodule(str(node.target))) is nn.Identity:
             self._join(node, self._place_of(source))
-        elif (step := _find_view(self.model, node, self.tensors)) is not None:
+        elif source not in self.tuples and (step := _find_view(self.model, node, self.tensors)) is not None:
             place = self._place_of(source)
             self._join(node, _Memory(place.owner, (*place.path, step)))
 
@@ -258,6 +275,10 @@ class _Rewriter:
             self._replace(value, result, readers[value])
             self._join(result, _Memory(place.owner, (*place.path, _Step(node, is_sure=True))))
             return
+        whole: Any = _first_argument_of(place.owner)
+        if whole in self.tuples and any(node < user and user not in self.parts.values() for user in whole.users):
+            where = f"{node.name} writes in place into a part of {whole.name}{line_of(node)}"
+            raise ModelError(f"{where}, which is read as a whole later: write to a clone() of the part")
         is_outside = place.owner.op == "get_attr" or (place.owner.op == "placeholder" and not node.users)
         if not is_outside and not any(readers.values()):
             self.sharing[place.owner] = []

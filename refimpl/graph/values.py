@@ -39,7 +39,7 @@ _COMPARISONS = ("eq", "ne", "lt", "gt", "le", "ge")
 
 # Callees whose result is no tensor, for any arguments.
 _NUMBERS = _spell("size", "dim", "numel", "stride", "item", "tolist", "shape", "ndimension", "get_device")
-_NUMBERS |= _spell("is_contiguous", "is_tensor", "is_floating_point") | {len, isinstance}
+_NUMBERS |= _spell("is_contiguous", "is_tensor", "is_floating_point", "ndim", "dtype", "device") | {len, isinstance}
 
 # Callees whose arguments and result are tensors of booleans or integers.
 _BITWISE = _spell("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
@@ -59,11 +59,11 @@ _FLOAT_RESULT |= _spell("div", "true_divide") | _operators_of("truediv")
 _CASTS = _spell("to", "type", "type_as")
 
 # Callees that return (values, indices), of which the second is never observed; some only with a dim.
-_PAIRS = _spell("topk", "sort", "mode", "kthvalue", "cummax", "cummin")
+_PAIRS = _spell("topk", "sort", "mode", "kthvalue", "cummax", "cummin", "frexp")
 _PAIRS_BY_DIM = _spell("max", "min", "median")
 
 # Callees that return a tuple of tensors.
-_SEVERAL = _spell("chunk", "split", "unbind", "tensor_split")
+_SEVERAL = _spell("chunk", "split", "unbind", "tensor_split", "aminmax", "var_mean", "std_mean", "slogdet")
 
 # Modules that return a tuple, by class; the first that fits.
 _TUPLES_OF_MODULES: Mapping[type[nn.Module], Kind] = {
@@ -112,9 +112,18 @@ def find_float_tensors(model: GraphModule, examples: Examples) -> set[Node]:
     return {node for node, kind in analysis.kinds.items() if kind is True}
 
 
-def find_tensors(model: GraphModule) -> set[Node]:
-    """Return the nodes whose value is (or may be) a tensor, of any dtype, or a tuple of tensors."""
-    return set(_Analysis(model, {}).kinds)
+def find_kinds(model: GraphModule) -> dict[Node, Kind]:
+    """Return the kinds of the nodes whose value is (or may be) a tensor, of any dtype, or a tuple of tensors."""
+    return _Analysis(model, {}).kinds
+
+
+def part_of(node: Node, kind: Kind) -> int | None:
+    """Return which part of a tuple of a kind a node reads, counted from its start; None: no single one."""
+    key: Any = node.args[1]
+    key = _NAMES_OF_PAIRS.get(key) if node.target is getattr else key
+    if not isinstance(kind, tuple) or not isinstance(key, int):
+        return None
+    return key if kind[-1] is ... else key % len(kind)
 
 
 def gives_number(node: Node, numbers: Container[Node]) -> bool:
@@ -172,7 +181,8 @@ class _Analysis:
         if callee in _NUMBERS:
             return False
         if callee in (getattr, operator.getitem):
-            return isinstance(node.args[0], Node) and node.args[0] in self.kinds
+            is_number = callee is getattr and node.args[1] in _NUMBERS
+            return isinstance(node.args[0], Node) and node.args[0] in self.kinds and not is_number
         items = (part for argument in node.args for part in (argument if isinstance(argument, list) else (argument,)))
         if any(not isinstance(item, (Node, int)) for item in items):
             return True
@@ -184,7 +194,7 @@ class _Analysis:
     def _kind_of_node(self, node: Node) -> Kind:
         """Return a node's kind by the tables."""
         if node in self._others:
-            return False
+            return self._kind_of_others(node)
         if node.op == "placeholder":
             return True
         if node.op == "get_attr":
@@ -205,8 +215,12 @@ class _Analysis:
             self.is_open |= callee in _CASTS and len(node.all_input_nodes) > 1
             if not any(kinds):
                 self.is_open |= callee not in _SAME_DTYPE
-                return False
+                return self._kind_of_others(node)
         return _ANY_NUMBER if callee in _SEVERAL else _PAIR if self._returns_pair(node) else True
+
+    def _kind_of_others(self, node: Node) -> Kind:
+        """Return the kind of what has no float tensor."""
+        return (False, False) if self._returns_pair(node) else False
 
     def _kind_of_module(self, node: Node) -> Kind:
         module = self._modules[str(node.target)]

@@ -96,6 +96,12 @@ def in_place_dropout(net: Any, x: Tensor) -> Any:
     return y + z
 
 
+def whole_pair(net: Any, x: Tensor) -> Any:
+    pair = net.conv(x).topk(2, 1)
+    pair[0].mul_(2)
+    return pair
+
+
 def resized(net: Any, x: Tensor) -> Any:
     y = net.conv(x)
     y.resize_(2, 3)
@@ -109,6 +115,7 @@ def resized(net: Any, x: Tensor) -> Any:
         (may_be_a_view, "mul_ writes in place into flatten.*conv is read later.*by the layout of flatten"),
         (in_place_dropout, "sub_ writes in place into drop.*conv is read later.*by the layout of drop"),
         (resized, "resize_ resizes conv, which is read later"),
+        (whole_pair, "mul_ writes in place into a part of topk.*, which is read as a whole later"),
     ],
 )
 def test_where_nobody_can_say_what_a_write_reaches_it_is_an_error_before_anything_runs(body: Run, message: str) -> None:

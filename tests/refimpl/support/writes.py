@@ -177,6 +177,42 @@ def copy_of_a_view(net: Any, x: Tensor) -> Any:
     return z + 1  # nothing reads y, whether or not z shares its memory
 
 
+@statement
+def part_of_pair(net: Any, x: Tensor) -> Any:
+    weights, places = net.conv(x).sigmoid().topk(2, 1)
+    weights /= weights.sum(1, keepdim=True)
+    return net.conv(x) * (weights.sum(1, keepdim=True) + places.ge(0).sum(1, keepdim=True))
+
+
+@statement
+def part_of_pair_by_name(net: Any, x: Tensor) -> Any:
+    largest = torch.max(net.conv(x), 1)
+    largest.values.mul_(2)
+    return largest[0] + 1
+
+
+@statement
+def part_of_pair_of_integers(net: Any, x: Tensor) -> Any:
+    pair = (x > -100).long().sort(1)
+    pair[0].add_(5)
+    return torch.where(pair.values.sum(1, keepdim=True) > 15, net.conv(x), 0.0)
+
+
+@statement
+def size(net: Any, x: Tensor) -> Any:
+    y = net.conv(x)
+    rows, channels, _, _ = y.shape
+    rows *= 2
+    return y.reshape(rows, 2, 6, 6) + channels
+
+
+@statement
+def part_of_statistics(net: Any, x: Tensor) -> Any:
+    variance, mean = torch.var_mean(net.conv(x), (2, 3))
+    variance.add_(1)
+    return mean / variance
+
+
 OUTSIDE: dict[str, Run] = {}
 
 
