@@ -72,6 +72,8 @@ class InPrimitives:
     """The structure of its result."""
     moves: bool
     """Whether it moves values, and computes none."""
+    last_read: Mapping[Node, Sequence[Node]]
+    """The values that no node reads after one, by that one."""
 
 
 def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InPrimitives:
@@ -103,7 +105,8 @@ def open_op(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     finally:
         torch._C._set_mkldnn_enabled(was_enabled)
     moves = all(_moves(node) for node in graph.graph.nodes if node.op == "call_function")
-    return InPrimitives(graph=graph, spec=found["spec"], moves=moves)
+    last_read = torch.fx.Interpreter(graph).user_to_last_uses
+    return InPrimitives(graph=graph, spec=found["spec"], moves=moves, last_read=last_read)
 
 
 def _trace(run: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
@@ -154,6 +157,8 @@ def evaluate_opened(
                 values[node] = changed[inputs.index(node.args[0])] = given[1]
             else:
                 values[node] = evaluate_primitive(node, given, named, capabilities)
+            for each in opened.last_read.get(node, ()):
+                del values[each]
     tolerated = [replace(each, tolerance=tolerance) if is_value(each) else each for each in results]
     return tree_unflatten(tolerated, opened.spec), changed
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,7 @@ class Walk:
 
     ``counts_weights``: the error of quantizing the weights counts too (cause ``weights``): for comparing a model before
     and after. ``can_clip``: then also that of weights beyond their range, which a vendor's observer may leave there.
+    ``keeps_values``: each value stays after the last node that reads it.
     """
 
     def __init__(
@@ -98,13 +99,15 @@ class Walk:
         *,
         counts_weights: bool = False,
         can_clip: bool = False,
+        keeps_values: bool = False,
     ) -> None:
         self.model = model
         self.capabilities = capabilities or Capabilities()
         self.counts_weights, self.can_clip = counts_weights, can_clip
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.values: dict[Node, Any] = {}
-        """What each node gave in the last evaluation: Value, Quantized, Tensor or plain data."""
+        """What nodes gave in the last evaluation: Value, Quantized, Tensor or plain data."""
+        self._last_read = {} if keeps_values or can_clip else _find_last_read(model)
         self._references = references_in(model)
         self._doubles: dict[int, nn.Module] = {}
         self._forwards: dict[tuple[Any, ...], Walk] = {}
@@ -138,6 +141,8 @@ class Walk:
                     self.values[node] = kwargs[name] if name in kwargs else next(feed, *node.args)
                 else:
                     self.values[node] = self._evaluate(node)
+                for each in self._last_read.get(node, ()):
+                    del self.values[each]
         raise NoOracleError("the graph has no output node")
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -470,6 +475,14 @@ class _ForwardTracer(torch.fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Take every module as it is."""
         return True
+
+
+def _find_last_read(model: GraphModule) -> Mapping[Node, Sequence[Node]]:
+    """Return the values that no node reads after one, by that one; what a result is read from is not among them."""
+    (output,) = model.graph.find_nodes(op="output")
+    kept = {node.args[0] for node in output.all_input_nodes if node.args}
+    last = torch.fx.Interpreter(model).user_to_last_uses
+    return {node: [each for each in read if each not in kept] for node, read in last.items()}
 
 
 def _read_discrete(value: Value | Tensor) -> Exact:

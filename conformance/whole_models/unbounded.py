@@ -15,7 +15,7 @@ from fx_quant_conformance.conformance.stages.float_ops import name_op
 
 def name_unbounded(model: GraphModule, batch: Batch) -> str:
     """Name the first op without a bound, and its node; "" if all ops have one."""
-    walk = Walk(model)
+    walk = Walk(model, keeps_values=True)
     try:
         walk.exact(batch)
     except NoOracleError as error:
