@@ -85,6 +85,26 @@ def test_an_architecture_of_transformers_is_small_and_runs(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ReformerModel", "PaliGemmaModel", "Speech2TextModel"])
+def test_where_the_smallest_config_or_its_inputs_do_not_do_others_are_tried(name: str) -> None:
+    """Axes of positions must fit the width; images want tokens of their own; a spectrum may have its frames first."""
+    given = load_given(f"transformers:{name}", 0)
+    assert sum(each.numel() for each in given.model.parameters()) < 5_000_000
+    settle(given)
+
+
+@pytest.mark.slow
+def test_of_a_model_that_does_not_run_the_reason_is_that_of_the_smallest() -> None:
+    given = load_given("transformers:Glm4vMoeVisionModel", 0)
+    with pytest.raises(
+        ModelSpecError, match=r"does not run on the inputs that come with it.*'hidden_states' and 'grid_"
+    ):
+        settle(given)
+    with pytest.raises(ModelSpecError, match="transformers cannot make it: TypeError: unsupported operand"):
+        load_given("transformers:HunYuanDenseV1Model", 0)
+
+
+@pytest.mark.slow
 def test_a_glob_stands_for_models_of_transformers_and_base_for_the_whole_size() -> None:
     assert {"transformers:BertModel", "transformers:BertGenerationEncoder"} & set(expand("transformers:Bert*"))
     with pytest.raises(ModelSpecError, match="transformers has no model 'NoSuchModel@base'"):
