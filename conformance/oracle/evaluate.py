@@ -170,8 +170,9 @@ class Walk:
     def _place_on_grid(self, quantized: Quantized) -> Exact:
         grid = self._grid_of(quantized.node)
         computed = quantized.computed
-        if computed is None:
-            raise NoOracleError(f"the model's output {quantized.node} is a constant")
+        if computed is None:  # a constant: what is rounded lies within half a step of the integer that the model has
+            real = (quantized.integers - grid.zero_point) * grid.scale
+            computed = Value(real=real, errors={"upstream": torch.full_like(real, grid.scale / 2)})
         return Exact(
             real=computed.real,
             errors=computed.errors,

@@ -69,6 +69,7 @@ def create(package: Any, name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     for sizes in ({},) if size else _REDUCTIONS:
         config = kind.config_class()
         _reduce(config, package.PreTrainedConfig, sizes)
+        config._experts_implementation = "batched_mm"  # by ops of torch's, and without a loop over what is drawn
         try:
             if made + errors and not _is_small(kind, config):
                 continue

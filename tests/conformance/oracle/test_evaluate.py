@@ -244,14 +244,20 @@ def test_an_output_that_is_no_computed_tensor_has_no_oracle() -> None:
     sizes = symbolic_trace(One(lambda x: x.relu().size(0)))
     with pytest.raises(NoOracleError, match="the model's output size is not a computed tensor"):
         Walk(sizes).exact((torch.zeros(2),))
-    grid, quantizes = (0.5, 0, 0, 255, torch.uint8), OPS.quantize_per_tensor.default
+
+
+@pytest.mark.rule("NUM-03")
+def test_a_constant_output_is_the_integer_of_the_model_or_one_beside_it() -> None:
+    """The value before it was rounded, as another way of computing it may have it, is within half a step."""
+    grid, quantizes = (0.5, 3, 0, 255, torch.uint8), OPS.quantize_per_tensor.default
     constant = symbolic_trace(One(lambda x: OPS.dequantize_per_tensor.default(quantizes(x, *grid), *grid)))
     (quantize,) = (node for node in constant.graph.nodes if node.target is quantizes)
-    constant.weight = nn.Parameter(torch.ones(2))
+    constant.weight = nn.Parameter(torch.tensor([1.0, 1.25, -9.0]))
     with constant.graph.inserting_before(quantize):
         quantize.replace_input_with(quantize.args[0], constant.graph.get_attr("weight"))
-    with pytest.raises(NoOracleError, match="is a constant"):
-        Walk(constant).exact((torch.zeros(2),))
+    (exact,) = Walk(constant).exact((torch.zeros(2),))
+    assert exact.integers.tolist() == [5.0, 5.0, 0.0] and bool(exact.decided.all())
+    assert 0.5 <= float(exact.slack.max()) < 0.5 + 1e-6
 
 
 def test_inputs_that_are_not_quantized_have_no_grids() -> None:
