@@ -5,6 +5,7 @@ How a value is quantized follows from what the backend declares (requantizing.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,9 +51,13 @@ class Exact:
 
     @cached_property
     def integers(self) -> Tensor:
-        """v: the real result in steps of the grid, plus its zero point; clamped, not rounded. (NUM-03)"""
+        """v: the real result in steps of the grid, plus its zero point; clamped, not rounded. (NUM-03)
+
+        What is no number has the zero point, and no bound.
+        """
         assert self.grid is not None, "a float output has no integers"
-        return self.grid.integers(self.real).clamp(self.grid.low, self.grid.high)
+        integers = self.grid.integers(self.real).nan_to_num(self.grid.zero_point, math.inf, -math.inf)
+        return integers.clamp(self.grid.low, self.grid.high)
 
     @cached_property
     def slack_by_cause(self) -> dict[str, Tensor]:
@@ -64,7 +69,8 @@ class Exact:
         if self.is_discrete:
             return by_cause
         if self.grid is None:
-            return by_cause | {"final": 2 * U * self.real.abs() / self.step}
+            by_cause["final"] = 2 * U * torch.where(self.real.isfinite(), self.real, 0.0).abs() / self.step
+            return {cause: slack.nan_to_num(math.inf, math.inf) for cause, slack in by_cause.items()}
         return by_cause | bound_requantizing(self.requantize, self.integers, self.grid, self.accumulator)
 
     @cached_property

@@ -145,7 +145,7 @@ def settle(given: GivenModel) -> GivenModel:
     for name, parameter in model.named_parameters():
         _check_floats(f"the model's {name}", parameter)
     for name, buffer in model.named_buffers():
-        _check_floats(f"the model's {name}", buffer, may_be_infinite=True)  # as a mask is that is added
+        _check_floats(f"the model's {name}", buffer, is_held=True)
     example = (tuple(given.example_inputs), dict(given.kwargs))
     arguments = Structure.of(example)
     batches = [arguments.take(example)]
@@ -187,10 +187,11 @@ def _is_pair(each: Any) -> bool:
     return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], tuple) and isinstance(each[1], Mapping)
 
 
-def _check_floats(name: str, value: Tensor, *, may_be_infinite: bool = False) -> None:
+def _check_floats(name: str, value: Tensor, *, is_held: bool = False) -> None:
+    """Raise ModelSpecError for what is no plain finite float32; what is held may be infinite, as a mask, or cast."""
     if value.is_quantized or value.layout is not torch.strided:
         raise ModelSpecError(f"{name} is a tensor of layout {value.layout} and dtype {value.dtype}, not a plain one")
-    if value.is_floating_point() and value.dtype is not torch.float32:
+    if value.is_floating_point() and value.dtype is not torch.float32 and not is_held:
         raise ModelSpecError(f"{name} is {value.dtype}; the flow quantizes float32")
-    if not (value.isfinite() | (value.isinf() & may_be_infinite)).all():
+    if not (value.isfinite() | (value.isinf() & is_held)).all():
         raise ModelSpecError(f"{name} is not finite")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,7 +124,8 @@ def check_repeats(reference: GraphModule, batch: Batch) -> Iterator[Fault]:
         text = f"what convert made of the model does not run: {format_error(error)}"
         yield _make_fault("CVT-01", "", text)
         return
-    if not all(map(torch.equal, first, second)):
+    same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+    if not all(map(same, first, second)):
         text = f"the model keeps {', '.join(changed)} from run to run, so that the same input gives another output"
         yield _make_fault("NUM-07", "", f"{text}; make it an input and an output")
 

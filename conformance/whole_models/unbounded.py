@@ -21,7 +21,10 @@ def name_unbounded(model: GraphModule, batch: Batch) -> str:
     except NoOracleError as error:
         return str(error)
     found = next(_list_unbounded(walk), None)
-    return "" if found is None else f"{found.name} ({name_op(model, found)})"
+    if found is None:
+        return ""
+    is_number = all(not bool(each.real.isnan().any()) for each in _list_values(walk.values[found]))
+    return f"{found.name} ({name_op(model, found)})" + ("" if is_number else ", which is no number (NaN)")
 
 
 def _list_unbounded(walk: Walk) -> Iterator[Node]:
@@ -31,4 +34,8 @@ def _list_unbounded(walk: Walk) -> Iterator[Node]:
 
 
 def _is_unbounded(value: Any) -> bool:
-    return any(isinstance(each, Value) and bool(each.error().isinf().any()) for each in flatten(value))
+    return any(bool(each.error().isinf().any()) for each in _list_values(value))
+
+
+def _list_values(value: Any) -> Iterator[Value]:
+    return (each for each in flatten(value) if isinstance(each, Value))

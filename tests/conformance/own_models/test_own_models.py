@@ -53,6 +53,7 @@ HOLD = (
     "partly_normed",
     "by_name",
     "list_of_one",
+    "casts",
 )
 WRONG = {
     "nets:branching": "at nets.py:",

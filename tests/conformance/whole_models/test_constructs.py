@@ -26,6 +26,7 @@ class Construct(nn.Module):
 
     state: Tensor
     cache: Tensor
+    factor: Tensor
 
     def __init__(self, compute: Compute) -> None:
         super().__init__()
@@ -37,6 +38,7 @@ class Construct(nn.Module):
         self.rnn = nn.RNN(6, 6, batch_first=True)
         self.register_buffer("state", torch.zeros(6))
         self.register_buffer("cache", torch.zeros(4, 4, 6))
+        self.register_buffer("factor", torch.tensor(0.5, dtype=torch.bfloat16))
         self._compute = compute
 
     def forward(self, x: Tensor) -> Any:
@@ -129,6 +131,7 @@ CONSTRUCTS: dict[str, tuple[Compute, tuple[int, ...]]] = {
     "mean of numbers": (_mean_of_numbers, (4, 6)),
     "slope in evaluation": (lambda model, x: model.b(F.rrelu(model.a(x), training=model.training)), (4, 6)),
     "the smallest distance": (lambda model, x: F.softmin(torch.cdist(model.a(x), model.b.weight, p=1), -1), (4, 6)),
+    "a float that is cast": (lambda model, x: model.b(model.a(x) * model.factor.type(x.dtype)), (4, 6)),
     "largest of groups": (
         lambda model, x: model.b(torch.zeros(4, 6).scatter_reduce(1, (x > 9).long(), model.a(x), "amax")),
         (4, 6),
@@ -174,6 +177,19 @@ def test_hooks_that_convert_leaves_out_are_named() -> None:
     with pytest.raises(FaultFound, match="convert leaves out the hooks of a, as torch's does") as found:
         judge(model._compute, 4, 6, model=model)
     assert found.value.fault.verdict is Verdict.UNEXERCISED
+
+
+def _divide_by_zero(model: Any, x: Tensor) -> Any:
+    y = torch.cat([model.a(x).abs() * 1e-4 + 1e-6, model.b(x) * 100], -1)[..., :6]  # quantized, the small ones are 0
+    return y / y.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("after", [lambda model, y: y, lambda model, y: model.b(y)], ids=["float", "quantized"])
+def test_of_what_is_no_number_nothing_is_known(after: Compute) -> None:
+    check = judge(lambda model, x: after(model, _divide_by_zero(model, x)), 4, 6)
+    assert check.verdict is Verdict.UNEXERCISED and evidence_of(check)["decided"] == 0
+    assert check.message.endswith("is that of truediv (operator.truediv), which is no number (NaN)")
 
 
 def test_the_op_without_a_bound_is_named() -> None:

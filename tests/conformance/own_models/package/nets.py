@@ -271,6 +271,22 @@ def list_of_one() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Named(lambda x: [x]), (torch.randn(5, 8),)
 
 
+class Casting(nn.Module):
+    """A factor of another float dtype, which is cast where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 4)
+        self.register_buffer("factor", torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.get_buffer("factor").to(x.dtype)
+
+
+def casts() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Casting(), (torch.randn(5, 8),)
+
+
 def watched() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A hook that no other process finds, on an op that stays float."""
     bend = nn.GELU()
