@@ -25,6 +25,7 @@ _COUNTS: Mapping[str, int] = {
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 1),
     **dict.fromkeys(("depths", "num_block_repeats"), 1),
     **dict.fromkeys(("num_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk"), 2),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_source_positions", "max_target_positions"), 64),
 }
 _WIDTHS: Mapping[str, int] = {
@@ -36,15 +37,15 @@ _WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
     **dict.fromkeys(("ffn_hidden_size",), 64),
-    **dict.fromkeys(("head_dim", "d_kv", "patch_size"), 8),
 }
+_PARTS: Mapping[str, int] = {**dict.fromkeys(("head_dim", "d_kv", "patch_size"), 8), "expand": 1, "n_groups": 2}
 _REDUCTIONS: Sequence[Mapping[str, int]] = (
-    {**_COUNTS, **_WIDTHS, "image_size": _SIDE},
-    {**_COUNTS, **_WIDTHS, "num_hidden_layers": 2},
+    {**_COUNTS, **_WIDTHS, **_PARTS, "image_size": _SIDE},
+    {**_COUNTS, **_WIDTHS, "num_hidden_layers": 2, "num_key_value_heads": 4},
     {**_COUNTS, "num_hidden_layers": 2},
 )
 """Sizes of a small config, by the names that configs have for them: none becomes larger. The first that runs is taken,
-as a width or an image may not be reduced alone."""
+as a width, its parts or an image may not be reduced alone."""
 _LISTS = frozenset({"depths", "num_block_repeats", "num_heads", "image_size"})
 """Sizes of which a config may have a list: each of its numbers is reduced."""
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -127,13 +128,16 @@ def _draw(model: Any, config: Any, form: str) -> dict[str, Any]:
     taken = inspect.signature(model.forward).parameters
     side = _side_of(config)
     vocabulary = min(_VOCABULARY, getattr(config, "vocab_size", _VOCABULARY) or _VOCABULARY)
-    tokens = torch.randint(_FIRST_TOKEN, vocabulary, (ROWS, TOKENS))
+    tokens = torch.randint(min(_FIRST_TOKEN, vocabulary - 1), vocabulary, (ROWS, TOKENS))
     frames = getattr(config, "max_length", None) or 2 * getattr(config, "max_source_positions", 64)
     spectrum = torch.randn(ROWS, getattr(config, "num_mel_bins", 80), frames)
     known: dict[str, Tensor] = {
         "pixel_values": torch.randn(ROWS, getattr(config, "num_channels", 3) or 3, side, side),
         "input_values": torch.randn(ROWS, SAMPLES),
         "input_features": spectrum,
+        "past_values": torch.randn(
+            ROWS, getattr(config, "context_length", TOKENS), getattr(config, "num_input_channels", 1)
+        ),
     }
     if form == "frames first":
         known |= dict.fromkeys(("input_values", "input_features"), spectrum.mT)
