@@ -29,6 +29,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     error_of,
     gamma,
 )
+from fx_quant_conformance.conformance.bounds.extremes import NEGLIGIBLE, may_lead
 from fx_quant_conformance.conformance.ops.calls import (
     INPLACE,
     PLACES,
@@ -198,7 +199,6 @@ _PRELU_RULE = OpRule(arithmetic=RESCALE, bound=bound_prelu, source="torch.nn.fun
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
 EXP = 40 * U  # twenty ulp: fast exponentials of vector libraries are as far off
-_NEGLIGIBLE = 104.0  # of exponents: e to minus this is less than any float32
 _BEYOND = 500.0  # an exponent whose error is this large has no digit right; float64 still holds its exponential
 
 
@@ -213,7 +213,7 @@ def bound_softmax(call: OpCall) -> Errors:
     """
     x, y, dim = call.values()[0], call.result, call.option("dim", 1)
     axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
-    counts = x.real + x.error() > (x.real - x.error()).amax(axis, keepdim=True) - _NEGLIGIBLE
+    counts = may_lead(x, axis, margin=NEGLIGIBLE)
     largest = {cause: torch.where(counts, error, 0.0).amax(axis, keepdim=True) for cause, error in x.errors.items()}
     errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
     dequantized = bound_dequantizing(x).nan_to_num(posinf=0.0)

@@ -31,6 +31,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     error_of,
     gamma,
 )
+from fx_quant_conformance.conformance.bounds.extremes import errors_of_leaders, sign_of
 
 UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: U64}
 """The unit roundoff of each float dtype."""
@@ -304,12 +305,15 @@ def _read_axis(call: OpCall, position: int) -> int | None:
 def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
     """Values in order: each is off by at most the largest error along the axis; places as above.
 
-    ``position``: of the axis among the arguments. ``takes_first``: of equal ones torch promises the first place.
+    ``position``: of the axis among the arguments. ``takes_first``: there is one value, the largest or the smallest, and
+    of equal ones torch promises the first place. It is off by the errors of those that may be it.
     """
     x, found = as_operand(call.args[0]), _read_axis(call, position)
     axis = -1 if found is None else found
     values, places = run_exactly(call)
-    largest = {cause: error_of(cause)(x).amax(axis, keepdim=True) for cause in x.errors}
+    sign = sign_of(call) if takes_first else None
+    counted = x.errors if sign is None else errors_of_leaders(x, axis, sign)
+    largest = {cause: error.amax(axis, keepdim=True) for cause, error in counted.items()}
     is_reduced = values.dim() < x.real.dim()
     errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}
     alone = find_alone(x, axis, takes_first=takes_first or bool(call.kwargs.get("stable")))

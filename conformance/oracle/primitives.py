@@ -39,6 +39,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     propagate_product,
     widen,
 )
+from fx_quant_conformance.conformance.bounds.extremes import NEGLIGIBLE, errors_of_leaders, may_lead, sign_of
 from fx_quant_conformance.conformance.ops.activations import EXP, FUNCTIONS, bound_softmax
 from fx_quant_conformance.conformance.ops.data_movement import view_in_any_layout
 from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
@@ -140,14 +141,16 @@ def _bound_length(call: OpCall) -> Errors:
 
 
 def _bound_larger(call: OpCall) -> Errors:
-    """The larger or the smaller one: off by at most the larger error."""
+    """The larger or the smaller one: off by at most the larger error of those that may be it; of a clamp, of all."""
     values = [as_operand(each) for each in (*call.args, *call.kwargs.values()) if each is not None]
     causes = dict.fromkeys(cause for value in values for cause in value.errors)
-    errors = {}
-    for cause in causes:
-        each = [error_of(cause)(value).expand_as(call.result) for value in values]
-        errors[cause] = torch.stack(each).amax(0)
-    return errors
+    errors = {
+        cause: torch.stack([error_of(cause)(value).expand_as(call.result) for value in values]) for cause in causes
+    }
+    if (sign := sign_of(call)) is not None:
+        real = torch.stack([value.real.expand_as(call.result) for value in values])
+        errors = errors_of_leaders(Value(real=real, errors=errors), 0, sign)
+    return {cause: error.amax(0) for cause, error in errors.items()}
 
 
 # -- reductions and products of matrices ------------------------------------------------------------------------------
@@ -183,13 +186,14 @@ def _bound_multiplied(call: OpCall) -> Errors:
 
 
 def _bound_largest(call: OpCall) -> Errors:
-    """The largest or the smallest of several: off by at most the largest error among them."""
-    largest = torch.ops.aten.amax
-    return {
-        cause: largest(error_of(cause)(value), *call.args[1:]).expand_as(call.result)
-        for value in call.values()
-        for cause in value.errors
-    }
+    """The largest or the smallest of several: off by at most the largest error of those that may be it.
+
+    A median is off by at most the largest error of all.
+    """
+    x, axes = as_operand(call.args[0]), (*call.args[1:2], ())[0]
+    sign = sign_of(call)
+    errors = x.errors if sign is None else errors_of_leaders(x, axes, sign)
+    return {cause: torch.ops.aten.amax(error, *call.args[1:]).expand_as(call.result) for cause, error in errors.items()}
 
 
 def _bound_variance(gives_mean: bool, call: OpCall) -> Any:
@@ -220,19 +224,33 @@ def _bound_variance(gives_mean: bool, call: OpCall) -> Any:
     return of_variance, of_mean
 
 
-def _bound_log_softmax(call: OpCall) -> Errors:
-    """xᵢ − log Σ eˣʲ: off by the error of xᵢ and the largest one.
+def _bound_logarithm(x: Value, axes: int | tuple[int, ...]) -> tuple[Errors, Tensor]:
+    """Of log Σ eˣʲ along axes, which stay: the largest errors that count, as in a softmax, and what evaluating adds.
 
     The sum of exponentials of differences, which round, is off by a factor of twenty ulp, γₙ and e to the u times the
-    range, and its logarithm by as much; the rest rounds by 4u of what is summed.
+    range of those that count, and its logarithm by as much.
     """
+    counts, top = may_lead(x, axes, margin=NEGLIGIBLE), x.real.amax(axes, keepdim=True)
+    errors = {cause: torch.where(counts, error, 0.0).amax(axes, keepdim=True) for cause, error in x.errors.items()}
+    below = torch.where(counts, top - x.real, 0.0).nan_to_num(0.0, 0.0).amax(axes, keepdim=True)
+    return errors, EXP + gamma(x.real.numel() // max(1, top.numel())) + 5 * U * below
+
+
+def _bound_log_softmax(call: OpCall) -> Errors:
+    """xᵢ − log Σ eˣʲ: both errors; the rest rounds by 4u of what is summed."""
     x, axis = as_operand(call.args[0]), int(call.args[1])
-    largest = {cause: error_of(cause)(x).amax(axis, keepdim=True) for cause in x.errors}
-    errors = {cause: error_of(cause)(x) + largest[cause] for cause in x.errors}
-    top = x.real.amax(axis, keepdim=True)
-    below = (x.real - top).abs().nan_to_num(posinf=0.0)
-    own = EXP + gamma(x.real.shape[axis]) + U * below.amax(axis, keepdim=True) + 4 * U * (below + call.result.abs())
-    return add_error(errors, "function", own.expand_as(call.result))
+    shared, own = _bound_logarithm(x, axis)
+    errors = {cause: error + shared[cause] for cause, error in x.errors.items()}
+    below = (x.real - x.real.amax(axis, keepdim=True)).abs().nan_to_num(posinf=0.0)
+    return add_error(errors, "function", own + 4 * U * (below + call.result.abs()))
+
+
+def _bound_logarithm_of_sum(call: OpCall) -> Errors:
+    """The logarithm; the largest is added, which rounds."""
+    errors, own = _bound_logarithm(as_operand(call.args[0]), tuple(call.args[1]))
+    shape = call.result.shape
+    moved = {cause: error.reshape(shape) for cause, error in errors.items()}
+    return add_error(moved, "function", own.reshape(shape) + 4 * U * call.result.abs())
 
 
 def _bound_running_logarithm(call: OpCall) -> Errors:
@@ -390,6 +408,7 @@ PRIMITIVES: Mapping[str, OpRule] = {
     "pow": make_aten_rule(_bound_power),
     "atan2": make_aten_rule(_bound_angle),
     "hypot": make_aten_rule(_bound_length),
+    "logsumexp": make_aten_rule(_bound_logarithm_of_sum),
     "logcumsumexp": make_aten_rule(_bound_running_logarithm),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), make_aten_rule(_bound_distances)),
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin", "clamp"), make_aten_rule(_bound_larger)),

@@ -429,6 +429,33 @@ def test_logic_is_decided_by_what_is_certain() -> None:
     assert (both.error() > 0).tolist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("function", "sign"),
+    [
+        (lambda x: x.amax(-1), 1),
+        (lambda x: x.max(-1).values, 1),
+        (lambda x: x.max(), 1),
+        (lambda x: torch.maximum(x[:, :2], x[:, 2:]), 1),
+        (lambda x: x.amin(-1), -1),
+        (lambda x: x.min(-1, keepdim=True).values, -1),
+        (lambda x: torch.fmin(x[:, :2], x[:, 2:]), -1),
+        (lambda x: x.logsumexp(-1), 1),
+    ],
+)
+def test_the_error_of_what_is_not_the_largest_does_not_count(function: Run, sign: int) -> None:
+    """A masked element is off by 1e31. The others are off by so much that each may lead; the bound holds for all."""
+    generator = torch.Generator().manual_seed(0)
+    real = torch.rand(6, 4, dtype=torch.float64, generator=generator)
+    error = torch.rand(6, 4, dtype=torch.float64, generator=generator) / 2
+    real[:, 1], error[:, 1] = -sign * 3.4e38, 4e31
+    found = evaluate(function, Value(real=real, errors={"upstream": error}))
+    assert 0.05 < float(found.errors["upstream"].max()) <= 0.5
+    for _ in range(2000):
+        way = torch.rand(6, 4, dtype=torch.float64, generator=generator).mul(6).sub(3).clamp(-1, 1)
+        off = (function(real + way * error) - found.real).abs()
+        assert bool((off <= found.error() + 1e-12).all())
+
+
 def test_masks_of_minus_infinity_leave_no_error_where_they_stand() -> None:
     x = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
     mask = torch.full((4, 4), -math.inf).triu(1)
