@@ -38,4 +38,5 @@ def _is_unbounded(value: Any) -> bool:
 
 
 def _list_values(value: Any) -> Iterator[Value]:
-    return (each for each in flatten(value) if isinstance(each, Value))
+    """List what is computed in floats: an undecided choice is not without a bound, and what it picks is told itself."""
+    return (each for each in flatten(value) if isinstance(each, Value) and each.dtype.is_floating_point)
