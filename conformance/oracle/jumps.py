@@ -312,7 +312,8 @@ def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
     axis = -1 if found is None else found
     values, places = run_exactly(call)
     sign = sign_of(call) if takes_first else None
-    counted = x.errors if sign is None else errors_of_leaders(x, axis, sign)
+    each = {cause: error_of(cause)(x) for cause in x.errors}
+    counted = each if sign is None else errors_of_leaders(x, axis, sign)
     largest = {cause: error.amax(axis, keepdim=True) for cause, error in counted.items()}
     is_reduced = values.dim() < x.real.dim()
     errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}

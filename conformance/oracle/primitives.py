@@ -192,7 +192,8 @@ def _bound_largest(call: OpCall) -> Errors:
     """
     x, axes = as_operand(call.args[0]), (*call.args[1:2], ())[0]
     sign = sign_of(call)
-    errors = x.errors if sign is None else errors_of_leaders(x, axes, sign)
+    each = {cause: error_of(cause)(x) for cause in x.errors}
+    errors = each if sign is None else errors_of_leaders(x, axes, sign)
     return {cause: torch.ops.aten.amax(error, *call.args[1:]).expand_as(call.result) for cause, error in errors.items()}
 
 
