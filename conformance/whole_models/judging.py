@@ -276,13 +276,15 @@ def judge_run(
 def _count_decided(comparisons: Sequence[Comparison], key: str = "decided") -> dict[str, float]:
     """Return the share of elements of which the bound would show a fault, of the output with the smallest one.
 
-    Nothing where none was measured.
+    Nothing where none was measured; all, of outputs that are right and have no elements.
     """
     counts: dict[int | None, list[int]] = {}
     for each in comparisons:
         counted = counts.setdefault(each.where.output, [0, 0])
         counted[0], counted[1] = counted[0] + each.decided, counted[1] + each.elements
     shares = [decided / elements for decided, elements in counts.values() if elements]
+    if not shares and comparisons and all(each.fault is None for each in comparisons):
+        shares = [1.0]
     return {key: math.floor(min(shares) * 1e4) / 1e4} if shares else {}
 
 

@@ -171,6 +171,20 @@ def test_what_the_flow_cannot_judge_is_no_fault_of_the_backend(compute: Compute,
     assert found.value.fault.verdict is Verdict.UNEXERCISED
 
 
+def _pass_by_nothing(model: Any, x: Tensor) -> Any:
+    y = model.a(x)
+    for _ in range(5):  # so deep that end to end nothing is decided
+        y = model.a(20 * y).relu()
+    return model.b(torch.cat([y.cos(), torch.ops.aten.slice(y, 1, 6, 9)], 1))
+
+
+@pytest.mark.rule("NUM-04")
+def test_a_part_without_elements_leaves_nothing_undecided() -> None:
+    """As where rotary positions turn a whole head: what is passed by is empty."""
+    shown = evidence_of(judge(_pass_by_nothing, 4, 6))
+    assert shown["decided"] < 0.5 and shown["otherwise"] == "VERIFIED"
+
+
 def test_hooks_that_convert_leaves_out_are_named() -> None:
     model = Construct(lambda model, x: model.b(model.a(x)))
     model.a.register_forward_hook(lambda module, inputs, output: output / 2)
