@@ -20,7 +20,7 @@ LARGEST = 50_000_000
 """Parameters of a small model at most."""
 _VOCABULARY, _FIRST_TOKEN, _SIDE = 128, 3, 32
 _COUNTS: Mapping[str, int] = {
-    **dict.fromkeys(("vocab_size", "text_vocab_size"), _VOCABULARY),
+    **dict.fromkeys(("vocab_size", "text_vocab_size", "decoder_vocab_size"), _VOCABULARY),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth"), 1),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"), 1),
     **dict.fromkeys(("depths", "num_block_repeats"), 1),
