@@ -280,7 +280,8 @@ class Casting(nn.Module):
         self.register_buffer("factor", torch.tensor(1.5, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) * self.get_buffer("factor").to(x.dtype)
+        scaled: Tensor = self.first(x) * self.get_buffer("factor").to(x.dtype)
+        return scaled
 
 
 def casts() -> tuple[nn.Module, tuple[Tensor, ...]]:
