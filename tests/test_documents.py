@@ -352,5 +352,5 @@ def test_refimpl_stays_readable_in_an_evening() -> None:
     legacy = rooms.pop("legacy")  # torch's own classes, for a torch that has them no more
     assert exported <= 1130 and measured <= 570 and lacking <= 330, (rooms, exported, measured, lacking)
     assert legacy <= 880, legacy
-    assert sum(rooms.values()) - lacking <= 7160, rooms
+    assert sum(rooms.values()) - lacking <= 7190, rooms
     assert max(lines.values()) <= 400, lines

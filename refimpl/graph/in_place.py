@@ -239,9 +239,7 @@ class _Rewriter:
         for node in list(self.graph.nodes):
             source: Any = _first_argument_of(node) if node.target in (getattr, operator.getitem) else None
             part = part_of(node, self.tuples[source]) if source in self.tuples else None
-            if part is None:
-                continue
-            first = self.parts.setdefault((source, part), node)
+            first = node if part is None else self.parts.setdefault((source, part), node)
             if first is not node:
                 node.replace_all_uses_with(first)
                 self.graph.erase_node(node)
