@@ -30,11 +30,13 @@ def may_lead(x: Value, axes: int | tuple[int, ...], sign: int = 1, margin: float
     return ~(real + error < least - margin)
 
 
-def errors_of_leaders(x: Value, axes: int | tuple[int, ...], sign: int = 1) -> Errors:
+def errors_of_leaders(x: Value, axes: int | tuple[int, ...], sign: int | None) -> Errors:
     """Return the errors of the elements that may be the largest (``sign`` −1: the smallest) along axes; 0 of others.
+
+    ``sign`` None: it is another one that is taken, such as the median, and all count.
 
     The largest y = xᵢ becomes y' = xⱼ + dⱼ with |dⱼ| ≤ eⱼ, where both i and j may lead. As xⱼ ≤ y, y' exceeds y by at
     most eⱼ; as y' ≥ xᵢ + dᵢ, it is below y by at most eᵢ: y is off by the largest error of those that may lead.
     """
-    leads = may_lead(x, axes, sign)
+    leads = may_lead(x, axes, sign) if sign is not None else torch.ones(x.real.shape, dtype=torch.bool)
     return {cause: torch.where(leads, error, 0.0) for cause, error in x.errors.items()}

@@ -480,8 +480,8 @@ class _ForwardTracer(torch.fx.Tracer):
 
 def _find_last_read(model: GraphModule) -> Mapping[Node, Sequence[Node]]:
     """Return the values that no node reads after one, by that one; what a result is read from is not among them."""
-    (output,) = model.graph.find_nodes(op="output")
-    kept = {node.args[0] for node in output.all_input_nodes if node.args}
+    results = [node for output in model.graph.find_nodes(op="output") for node in output.all_input_nodes]
+    kept = {source for node in results for source in node.all_input_nodes[:1]}
     last = torch.fx.Interpreter(model).user_to_last_uses
     return {node: [each for each in read if each not in kept] for node, read in last.items()}
 

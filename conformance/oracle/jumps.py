@@ -305,15 +305,13 @@ def _read_axis(call: OpCall, position: int) -> int | None:
 def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
     """Values in order: each is off by at most the largest error along the axis; places as above.
 
-    ``position``: of the axis among the arguments. ``takes_first``: there is one value, the largest or the smallest, and
-    of equal ones torch promises the first place. It is off by the errors of those that may be it.
+    The largest or the smallest alone is off by the errors of those that may be it. ``position``: of the axis among the
+    arguments. ``takes_first``: of equal ones torch promises the first place.
     """
     x, found = as_operand(call.args[0]), _read_axis(call, position)
     axis = -1 if found is None else found
     values, places = run_exactly(call)
-    sign = sign_of(call) if takes_first else None
-    each = {cause: error_of(cause)(x) for cause in x.errors}
-    counted = each if sign is None else errors_of_leaders(x, axis, sign)
+    counted = errors_of_leaders(x, axis, sign_of(call))
     largest = {cause: error.amax(axis, keepdim=True) for cause, error in counted.items()}
     is_reduced = values.dim() < x.real.dim()
     errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}

@@ -147,10 +147,9 @@ def _bound_larger(call: OpCall) -> Errors:
     errors = {
         cause: torch.stack([error_of(cause)(value).expand_as(call.result) for value in values]) for cause in causes
     }
-    if (sign := sign_of(call)) is not None:
-        real = torch.stack([value.real.expand_as(call.result) for value in values])
-        errors = errors_of_leaders(Value(real=real, errors=errors), 0, sign)
-    return {cause: error.amax(0) for cause, error in errors.items()}
+    real = torch.stack([value.real.expand_as(call.result) for value in values])
+    counted = errors_of_leaders(Value(real=real, errors=errors), 0, sign_of(call))
+    return {cause: error.amax(0) for cause, error in counted.items()}
 
 
 # -- reductions and products of matrices ------------------------------------------------------------------------------
@@ -190,10 +189,7 @@ def _bound_largest(call: OpCall) -> Errors:
 
     A median is off by at most the largest error of all.
     """
-    x, axes = as_operand(call.args[0]), (*call.args[1:2], ())[0]
-    sign = sign_of(call)
-    each = {cause: error_of(cause)(x) for cause in x.errors}
-    errors = each if sign is None else errors_of_leaders(x, axes, sign)
+    errors = errors_of_leaders(as_operand(call.args[0]), (*call.args[1:2], ())[0], sign_of(call))
     return {cause: torch.ops.aten.amax(error, *call.args[1:]).expand_as(call.result) for cause, error in errors.items()}
 
 

@@ -36,7 +36,7 @@ _WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
-    **dict.fromkeys(("ffn_hidden_size",), 64),
+    "ffn_hidden_size": 64,
 }
 _PARTS: Mapping[str, int] = {**dict.fromkeys(("head_dim", "d_kv", "patch_size"), 8), "expand": 1, "n_groups": 2}
 _REDUCTIONS: Sequence[Mapping[str, int]] = (
@@ -65,25 +65,26 @@ def create(package: Any, name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     """
     own, _, size = name.partition("@")
     kind = getattr(package, own)
-    made: list[tuple[nn.Module, list[dict[str, Any]]]] = []
+    first: tuple[nn.Module, list[dict[str, Any]]] | None = None
     errors: list[Exception] = []
-    for sizes in ({},) if size else _REDUCTIONS:
+    for number, sizes in enumerate(({},) if size else _REDUCTIONS):
         config = kind.config_class()
         _reduce(config, package.PreTrainedConfig, sizes)
         config._experts_implementation = "batched_mm"  # by ops of torch's, and without a loop over what is drawn
         try:
-            if made + errors and not _is_small(kind, config):
+            if number and not _is_small(kind, config):
                 continue
             model: nn.Module = kind(config).eval()
             for form in _FORMS:
-                made.append((model, [_draw(model, config, form) for _ in range(ROWS)]))
-                if size or _runs(*made[-1]):
-                    return made[-1]
+                calls = [_draw(model, config, form) for _ in range(ROWS)]
+                if size or _runs(model, calls):
+                    return model, calls
+                first = first or (model, calls)
         except Exception as error:
             errors.append(error)
-    if not made:
+    if first is None:
         raise errors[0]
-    return made[0]
+    return first
 
 
 def _is_small(kind: Any, config: Any) -> bool:

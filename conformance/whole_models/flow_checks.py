@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from fx_quant_conformance.conformance.oracle.grids import lay_along
 from fx_quant_conformance.conformance.stages.following import find_difference
 from fx_quant_conformance.conformance.stages.meaning import tensors_of
 from fx_quant_conformance.conformance.stages.prepare import find_change
+from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_outputs
 from fx_quant_conformance.conformance.stages.unrounded import ModuleCall, find_written, list_modules, without_roundings
 from fx_quant_conformance.refimpl import explain
 from fx_quant_conformance.refimpl.graph.invariants import is_dequantize, is_quantize
@@ -32,6 +32,7 @@ from fx_quant_conformance.refimpl.graph.tracing import layer_of
 from fx_quant_conformance.refimpl.legacy.dtypes import PLAIN_DTYPE
 from fx_quant_conformance.refimpl.observers.decomposed import OPS
 from fx_quant_conformance.refimpl.observers.qparams import fill_range, is_quantized_dtype
+from fx_quant_conformance.reports.schema import Where
 from fx_quant_conformance.reports.verdicts import Verdict
 
 TAKES_INTEGERS = READS_SHAPE
@@ -124,8 +125,7 @@ def check_repeats(reference: GraphModule, batch: Batch) -> Iterator[Fault]:
         text = f"what convert made of the model does not run: {format_error(error)}"
         yield _make_fault("CVT-01", "", text)
         return
-    same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
-    if not all(map(same, first, second)):
+    if compare_outputs(Where(), REPETITION, first, second) is not None:
         text = f"the model keeps {', '.join(changed)} from run to run, so that the same input gives another output"
         yield _make_fault("NUM-07", "", f"{text}; make it an input and an output")
 

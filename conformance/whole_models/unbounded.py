@@ -23,8 +23,8 @@ def name_unbounded(model: GraphModule, batch: Batch) -> str:
     found = next(_list_unbounded(walk), None)
     if found is None:
         return ""
-    is_number = all(not bool(each.real.isnan().any()) for each in _list_values(walk.values[found]))
-    return f"{found.name} ({name_op(model, found)})" + ("" if is_number else ", which is no number (NaN)")
+    is_nan = any(bool(each.real.isnan().any()) for each in _list_values(walk.values[found]))
+    return f"{found.name} ({name_op(model, found)}){', which is no number (NaN)' if is_nan else ''}"
 
 
 def _list_unbounded(walk: Walk) -> Iterator[Node]:
