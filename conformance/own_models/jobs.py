@@ -97,7 +97,7 @@ def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSet
         except ModelSpecError as error:
             raise ModelSpecError(f"{obstacle}; {error}" if obstacle else str(error)) from error
         mapping = None if mapping is None else translate_mapping(model, mapping)
-    others = [batch for batch in given.calibration if batch is not given.example_inputs]
+    others = [batch for batch in given.calibration if not all(map(torch.equal, batch, given.example_inputs))]
     judged = [given.example_inputs, *others][:JUDGED_BATCHES]
     return ModelUnit(
         id=name,

@@ -42,7 +42,7 @@ def quantized(family: str, seed: int = 0) -> tuple[GraphModule, Sequence[tuple[T
 
 
 def quantize(
-    backend: Backend, model: nn.Module, inputs: tuple[Any, ...], seed: int = 0
+    backend: Backend, model: nn.Module, inputs: tuple[Any, ...], seed: int = 0, calibration: Sequence[Any] = ()
 ) -> tuple[GraphModule, Sequence[tuple[Tensor, ...]]]:
     bench = Bench(backend, seed=seed, profile="quick")
     unit = _make_unit(
@@ -50,9 +50,17 @@ def quantize(
         f"model/own/{type(model).__name__}/{seed}",
         enumerate_claims(backend.backend_config(), backend.capabilities()),
         ModelSetup(flow="ptq", activation=torch.quint8, scheme="per_channel_symmetric"),
-        settle(GivenModel(model=model, example_inputs=inputs)),
+        settle(GivenModel(model=model, example_inputs=inputs, calibration=calibration)),
     )
     return draw_reference(bench, unit)
+
+
+def test_a_batch_that_is_the_example_again_is_not_judged_twice() -> None:
+    model, (x, *_) = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(3, 2, 4).unbind()
+    _, judged = quantize(ReferenceBackend(), model, (x,), calibration=[(x.clone(),), (x + 1,)])
+    assert [len(judged), bool(torch.equal(judged[0][0], judged[1][0]))] == [2, False]
+    _, judged = quantize(ReferenceBackend(), model, (x,), calibration=[(x.clone(),)])
+    assert len(judged) == 1
 
 
 def judge(backend: Backend, family: str, seed: int = 0) -> Check:
