@@ -111,17 +111,45 @@ ErrorBound: TypeAlias = Callable[[OpCall], Any]
 """Errors of a result (an ``Errors``; for an op with several results a tuple of them)."""
 
 
-def settle_errors(real: Tensor, errors: Mapping[str, Tensor]) -> Errors:
-    """Return errors that are numbers: what is infinite is so for every machine, and of what is no number none is known.
+def settle_errors(real: Tensor, errors: Mapping[str, Tensor], call: OpCall | None = None) -> Errors:
+    """Return errors that are numbers. Of what is infinite, or no number, for some machines nothing is known.
 
-    An error that is no number comes of two that are infinite, and has no bound.
+    An error that is no number comes of two that are infinite, and has no bound. A result of a ``call`` is infinite, or
+    no number, for every machine if it is so at both ends of the operands' errors, and has no error then; log(0 ± e) and
+    1 / (0 ± e) are not. Without a call, as of a choice, it is so if its errors are finite.
     """
     settled = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in errors.items()}
-    if real.is_floating_point() and not bool(real.isfinite().all()):
-        settled = {cause: torch.where(real.isinf(), 0.0, error) for cause, error in settled.items()}
-        if bool(real.isnan().any()):
-            add_error(settled, JUMP, torch.where(real.isnan(), math.inf, 0.0))
-    return settled
+    if not real.is_floating_point() or bool(real.isfinite().all()):
+        return settled
+    total = sum(errors.values(), torch.zeros_like(real))
+    is_certain = ~real.isfinite() & (~total.isinf() if call is None else _is_same(call, real))
+    settled = {cause: torch.where(is_certain, 0.0, error) for cause, error in settled.items()}
+    return add_error(settled, JUMP, torch.where(real.isfinite() | is_certain, 0.0, math.inf))
+
+
+def _is_same(call: OpCall, result: Tensor) -> Tensor:
+    """Return where the op gives this result at both ends of its operands' errors too, or no number as here."""
+
+    def run(way: int) -> Tensor:
+        end: Tensor = call.evaluate(
+            lambda value: value.real + way * value.error() if is_inexact(value.real) else value.real.clone(),
+            lambda tensor: tensor.double(),
+        )
+        return end
+
+    ends = run(1), run(-1)
+    is_number = ~(result.isnan() & ends[0].isnan() & ends[1].isnan())
+    return ~is_number | ((ends[0] == result) & (ends[1] == result))
+
+
+def share_out(total: Tensor, parts: Errors) -> Errors:
+    """Divide a bound on the whole error among its causes, as the parts are to each other.
+
+    A function that bends makes more of two errors together than of each alone: it is bounded once, for all of them.
+    """
+    whole = sum(parts.values(), torch.zeros_like(total))
+    shares = {cause: (part / whole).nan_to_num(1.0, 1.0) for cause, part in parts.items()}
+    return {cause: torch.where(whole > 0, total * share, 0.0) for cause, share in shares.items()}
 
 
 def map_values(structure: Any, of_value: Callable[[Value], Any], of_tensor: Callable[[Tensor], Any]) -> Any:
@@ -162,9 +190,15 @@ def as_value(operand: Any, dtype: torch.dtype = torch.float64) -> Value:
 
 
 def as_operand(operand: Any) -> Value:
-    """Return an operand of float arithmetic: integers as numbers, and a number with what float32 rounds of it."""
+    """Return an operand of float arithmetic: integers as numbers, and a number with what float32 rounds of it.
+
+    An undecided truth value is off by 1 as a number.
+    """
     if isinstance(operand, (Value, Tensor)):
         value = as_value(operand)
+        if value.real.dtype is torch.bool:
+            errors = {cause: (error > 0).double() for cause, error in value.errors.items()}
+            value = replace(value, errors=errors)
         return replace(value, real=widen(value.real))
     is_complex = isinstance(operand, complex)
     real = torch.tensor(operand, dtype=torch.complex128 if is_complex else torch.float64)
@@ -378,16 +412,19 @@ def bound_matrix_products(call: OpCall) -> Errors:
 def bound_evaluation(roundings: int, call: OpCall) -> Errors:
     """A vendor's function that every backend evaluates in float32.
 
-    Errors of the operands are carried on as |f(x ± e) − f(x)|, and do not shrink below e: within e the function is
-    taken to be monotone or no steeper than 1. The evaluation dequantizes each operand, which moves the result in the
-    same way, and makes `roundings` roundings of its own, each of at most u of |f(x)|.
+    Errors of an operand are carried on as |f(x ± e) − f(x)|, e that of all causes together, and do not shrink below e:
+    within e the function is taken to be monotone or no steeper than 1. The evaluation dequantizes each operand, which
+    moves the result in the same way, and makes `roundings` roundings of its own, each of at most u of |f(x)|.
     """
     errors: Errors = {}
     for x in call.values():
+        parts = {}
         for cause in x.errors:
             error = error_of(cause)(x)
-            same = error if error.shape == call.result.shape else error.max().expand_as(call.result)
-            add_error(errors, cause, torch.maximum(same, _find_reach(call, x, error)))
+            parts[cause] = error if error.shape == call.result.shape else error.max().expand_as(call.result)
+        moved = sum(parts.values(), torch.zeros_like(call.result))
+        for cause, error in share_out(torch.maximum(moved, _find_reach(call, x, x.error())), parts).items():
+            add_error(errors, cause, error)
         add_error(errors, "function", _find_reach(call, x, bound_dequantizing(x)))
     return add_error(errors, "function", gamma(roundings) * call.result.abs())
 

@@ -146,8 +146,11 @@ def bound_interpolation(call: OpCall, mode: str | None = None, *, is_filtered: b
 
 
 def bound_floors(call: OpCall) -> Errors:
-    """⌊x / d⌋ with x off by e: any integer from ⌊(x − e) / d⌋ to ⌊(x + e) / d⌋; x itself is dequantized in float32."""
+    """⌊x / d⌋ with x off by e: any integer from ⌊(x − e) / d⌋ to ⌊(x + e) / d⌋.
+
+    x itself is dequantized in float32; the quotient rounds by u, and so does d as a float32: 2u·|x|.
+    """
     x, divisor = call.args[0], call.args[1]
-    error = x.error() + 2 * U * x.real.abs()
+    error = x.error() + bound_dequantizing(x) + gamma(2) * x.real.abs()
     low, high = (torch.floor((x.real + end) / divisor) for end in (-error, error))
     return {"function": (high - low).abs()}

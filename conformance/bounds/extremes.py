@@ -10,8 +10,8 @@ from fx_quant_conformance.conformance.bounds.error_bounds import Errors, OpCall,
 NEGLIGIBLE = 104.0
 """Of exponents: e to minus this is less than any float32."""
 _SIGNS = {
-    **dict.fromkeys(("maximum", "fmax", "amax", "max"), 1),
-    **dict.fromkeys(("minimum", "fmin", "amin", "min"), -1),
+    **dict.fromkeys(("maximum", "fmax", "amax", "max", "argmax"), 1),
+    **dict.fromkeys(("minimum", "fmin", "amin", "min", "argmin"), -1),
 }
 
 
@@ -28,6 +28,17 @@ def may_lead(x: Value, axes: int | tuple[int, ...], sign: int = 1, margin: float
     real, error = sign * x.real, x.error()
     least = (real - error).amax(axes, keepdim=True)
     return ~(real + error < least - margin)
+
+
+def may_be_among(x: Value, axis: int, count: int, sign: int) -> Tensor:
+    """Return which elements may be among the `count` largest (``sign`` −1: smallest) along an axis for some errors.
+
+    Let T be the `count`-th largest of all x − e: as many elements are never below T, so that one with x + e < T is
+    never among the largest.
+    """
+    real, error = sign * x.real, x.error()
+    least = (real - error).topk(count, axis).values.narrow(axis, count - 1, 1)
+    return ~(real + error < least)
 
 
 def errors_of_leaders(x: Value, axes: int | tuple[int, ...], sign: int | None) -> Errors:

@@ -28,6 +28,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     bound_dequantizing,
     error_of,
     gamma,
+    share_out,
 )
 from fx_quant_conformance.conformance.bounds.extremes import NEGLIGIBLE, may_lead
 from fx_quant_conformance.conformance.ops.calls import (
@@ -114,6 +115,17 @@ def _read_alpha(call: OpCall) -> float:
     return abs(float(call.option("alpha", 1, 1.0)))
 
 
+def _read_scale(call: OpCall, position: int) -> float:
+    """The scale of aten's elu (2), or that of its input (3); functions and modules have none, but `inplace` there."""
+    value = call.args[position] if len(call.args) > position else 1.0
+    return 1.0 if isinstance(value, bool) else abs(float(value))
+
+
+def _read_excess(call: OpCall) -> Tensor | float:
+    """The result, where it is scaled."""
+    return call.result.abs() if _read_scale(call, 2) != 1 else 0.0
+
+
 def _make_rule(
     name: str,
     slope: Slope,
@@ -131,9 +143,14 @@ def _make_rule(
 _LEAKY_RELU = _make_rule(
     "leaky_relu", _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE, _find_step_of_leaky
 )
-# x, or a·(eˣ − 1), eˣ ≤ 1: the exponential within one ulp (2u), the difference, a, and the product; |eˣ − 1| ≤ 1.
-# The slope is 1 or a·eˣ.
-_ELU = _make_rule("elu", lambda call, error: max(1.0, _read_alpha(call)), lambda call: gamma(5) * _read_alpha(call))
+# s·x, or s·a·(eᵗ − 1), t = i·x, eᵗ ≤ 1, where s and i are 1 but for aten's own: the exponential within one ulp (2u), t,
+# whose rounding moves it by |t|·eᵗ·u ≤ u, the difference, s·a, and the product; |eᵗ − 1| ≤ 1. s·x rounds twice. The
+# slope is s or s·a·i·eᵗ.
+_ELU = _make_rule(
+    "elu",
+    lambda call, error: max(_read_scale(call, 2), _read_alpha(call) * _read_scale(call, 2) * _read_scale(call, 3)),
+    lambda call: gamma(7) * _read_alpha(call) * _read_scale(call, 2) + gamma(2) * _read_excess(call),
+)
 # x·min(max(x + 3, 0), 6) / 6: where the sum is not clamped, |x| ≤ 3, it rounds by 6u and moves the result by u·|x|;
 # then a product, and a quotient or a product with a rounded 1/6. Slopes lie between −1/2 and 3/2.
 _HARDSWISH = _make_rule("hardswish", lambda call, error: 1.5, lambda call: gamma(4) * call.values()[0].real.abs())
@@ -208,14 +225,19 @@ def bound_softmax(call: OpCall) -> Errors:
     ρ: x and the largest x are dequantized, their difference rounds, the exponential is within twenty ulp. The sum and
     the quotient add γₙ₊₁·yᵢ; exponentials below 2⁻¹²⁶ may be flushed to zero, n of them be missing. Errors of the
     operands grow by at most 1/2: Σⱼ |∂yᵢ/∂xⱼ| = 2yᵢ(1 − yᵢ) ≤ 1/2; those of an xⱼ that is 104 below another for all
-    errors do not count, as under a mask: e⁻¹⁰⁴ < 2⁻¹⁵⁰. The bound is at most 1, as y is: it is 1 where x is so large
-    that S reaches 1, and nothing is known of y.
+    errors do not count, as under a mask: e⁻¹⁰⁴ < 2⁻¹⁵⁰. With E the largest, yᵢ becomes at most yᵢ·exp(eᵢ + E) and at
+    least yᵢ·exp(−eᵢ − E), so that it moves by yᵢ·(exp(eᵢ + E) − 1) at most: of n weights that are alike this is less.
+    The bound is at most 1, as y is: it is 1 where x is so large that S reaches 1, and nothing is known of y.
     """
     x, y, dim = call.values()[0], call.result, call.option("dim", 1)
     axis = int(dim) if dim is not None else 0 if y.dim() in (0, 1, 3) else 1  # torch's choice
     counts = may_lead(x, axis, margin=NEGLIGIBLE)
     largest = {cause: torch.where(counts, error, 0.0).amax(axis, keepdim=True) for cause, error in x.errors.items()}
-    errors = {cause: 0.5 * error.expand_as(x.real) for cause, error in largest.items()}
+    whole = torch.where(counts, x.error(), 0.0).amax(axis, keepdim=True)
+    both = x.error() + whole
+    moved = torch.where(both < _BEYOND, y * torch.expm1(both.clamp(max=_BEYOND)), math.inf)
+    moved = torch.where(counts, torch.minimum(0.5 * whole, moved).clamp(max=1.0), math.exp(-NEGLIGIBLE))
+    errors = share_out(moved, {cause: each.expand_as(y) for cause, each in largest.items()})
     dequantized = bound_dequantizing(x).nan_to_num(posinf=0.0)
     below = (x.real.amax(axis, keepdim=True) - x.real).abs().nan_to_num(0.0, 0.0)  # e to minus infinity is zero
     exponent = dequantized + torch.where(counts, dequantized, 0.0).amax(axis, keepdim=True) + U * below

@@ -25,6 +25,8 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     bound_dequantizing,
     error_of,
     gamma,
+    make_aten_rule,
+    share_out,
 )
 from fx_quant_conformance.conformance.ops.calls import PLACES, TENSOR
 from fx_quant_conformance.conformance.ops.op_model import Input, Step
@@ -58,49 +60,57 @@ Deviation: TypeAlias = tuple[Tensor, Tensor]
 def bound_norm(read: Callable[[OpCall], Norm], call: OpCall) -> Errors:
     """z·w + b, z = (x − μ)·r, r = 1 / √(v + eps); `read` says what is normalized in a call.
 
-    For each cause, errors of x, μ, v, w and b: with z off by δ, δ·(|w| + e_w) + |z|·e_w + e_b.
+    Of x, μ, v, w and b, with their errors of all causes together: with z off by δ, δ·(|w| + e_w) + |z|·e_w + e_b. Each
+    cause has its share of it, by what it makes alone.
     """
     norm, x = read(call), call.values()[0]
     deviate = _deviate_from_own if norm.statistics is None else _deviate_from_given
-    errors = {}
-    for cause in call.causes():
-        moved, result = deviate(norm, x, error_of(cause)(x), cause)
-        e_w, e_b = error_of(cause)(norm.weight), error_of(cause)(norm.bias)
-        errors[cause] = moved * (norm.weight.real.abs() + e_w) + result.abs() * e_w + e_b
-    evaluated, _ = deviate(norm, x, bound_dequantizing(x).expand_as(x.real), None)
+
+    def find_moved(pick: Callable[[Value], Tensor]) -> Tensor:
+        moved, result = deviate(norm, x, pick, is_evaluation=False)
+        return moved * (norm.weight.real.abs() + pick(norm.weight)) + result.abs() * pick(norm.weight) + pick(norm.bias)
+
+    errors = {cause: find_moved(error_of(cause)) for cause in call.causes()}
+    if len(errors) > 1:
+        errors = share_out(find_moved(Value.error), errors)
+    evaluated, _ = deviate(norm, x, _dequantized, is_evaluation=True)
     return add_error(errors, "function", norm.weight.real.abs() * evaluated + gamma(2) * norm.bias.real.abs())
 
 
-def _deviate_from_given(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
+def _dequantized(value: Value) -> Tensor:
+    return bound_dequantizing(value).expand_as(value.real)
+
+
+def _deviate_from_given(norm: Norm, x: Value, pick: Callable[[Value], Tensor], is_evaluation: bool) -> Deviation:
     """With given μ ± e_μ and v ± e_v: (|x − μ|)·δr + (e + e_μ)·r⁺, r⁺ the largest r and δr the largest distance from r.
 
-    An evaluation (no ``cause``) of a·x + (b − μ·a), a = r·w, makes seven roundings of (|x| + |μ|)·r: eps, v + eps, √,
+    An evaluation of a·x + (b − μ·a), a = r·w, makes seven roundings of (|x| + |μ|)·r: eps, v + eps, √,
     the quotient, w, the product, the last sum; b is in two of them.
     """
     assert norm.statistics is not None
     mean, variance = norm.statistics
-    e_mean, e_variance = (error_of(cause or "")(statistic) for statistic in norm.statistics)
+    e_mean, e_variance = (torch.zeros(()) if is_evaluation else pick(statistic) for statistic in norm.statistics)
     exact, least, most = _bound_factors(norm.eps, variance.real, e_variance, e_variance)
     away = x.real - mean.real
-    moved = away.abs() * torch.maximum(most - exact, exact - least) + (error + e_mean) * most
-    rounding = 0.0 if cause else gamma(7)
+    moved = away.abs() * torch.maximum(most - exact, exact - least) + (pick(x) + e_mean) * most
+    rounding = gamma(7) if is_evaluation else 0.0
     return moved + rounding * (x.real.abs() + mean.real.abs()) * exact, away * exact
 
 
-def _deviate_from_own(norm: Norm, x: Value, error: Tensor, cause: str | None) -> Deviation:
+def _deviate_from_own(norm: Norm, x: Value, pick: Callable[[Value], Tensor], is_evaluation: bool) -> Deviation:
     """With the μ and v of x itself, n elements each of which is off by its own e ≤ E.
 
     Let σ = √v, and A = √(mean x²) + E, which bounds mean |x| and √(mean x²) of what is summed. σ moves by that of the
-    errors, at most E. In an evaluation (no ``cause``) the mean is off by E and by δμ = γₙ·A: n − 1 additions, one
+    errors, at most E. In an evaluation the mean is off by E and by δμ = γₙ·A: n − 1 additions, one
     division; and a variance as mean x² − μ² (two passes are better) has γₙ₊₁·A² from the squares, 2γₙ·A² from μ², two
     roundings more: δv = γ₃ₙ₊₃·A². So r lies between 1 / √((σ + E)² + δv + eps) and 1 / √((σ − E)² − δv + eps), nothing
     below zero in it; eps, the sum, the root and the quotient round: γ₄. With r⁺ the largest r and δr the largest
     distance from r, z is off by |x − μ|·δr + (e + E + δμ)·r⁺, and for x·a + (b − μ·a) by γ₃·(|x| + |μ|)·r⁺ more.
     """
-    values, error = x.real.reshape(norm.view), error.reshape(norm.view)
+    values, error = x.real.reshape(norm.view), pick(x).reshape(norm.view)
     n = int(torch.Size(values.shape[axis] for axis in norm.axes).numel())
     roundings = (n, 3 * n + 3, 4, 3)
-    of_mean, of_variance, of_root, of_sums = (0.0 if cause else gamma(count) for count in roundings)
+    of_mean, of_variance, of_root, of_sums = (gamma(count) if is_evaluation else 0.0 for count in roundings)
     mean = values.mean(norm.axes, keepdim=True)
     variance = (values - mean).square().mean(norm.axes, keepdim=True)
     largest = error.amax(norm.axes, keepdim=True)
@@ -182,6 +192,16 @@ def _make_rule(read: Callable[[OpCall], Norm], name: str) -> OpRule:
     return OpRule(arithmetic=FUNCTION, bound=partial(bound_norm, read), source=f"torch.nn.{name}; NUM-04")
 
 
+def _bound_native_batch_norm(call: OpCall) -> tuple[Errors, ...]:
+    """Batch norm of aten; of the statistics that it returns as well, where it is trained, no bound is known."""
+    x, weight, bias, mean, variance, *training, _, eps = call.args
+    uses_input = bool(training and training[0])
+    own = replace(call, args=(x, mean, variance, weight, bias, uses_input, 0.0, eps), kwargs={})
+    unknown = ({"function": torch.full(each.shape, torch.inf, dtype=torch.float64)} for each in call.result[1:])
+    return bound_norm(_read_batch_norm, own), *unknown
+
+
+NATIVE_BATCH_NORM = make_aten_rule(_bound_native_batch_norm)
 _LAYER_NORM = _make_rule(_read_layer_norm, "LayerNorm")
 _GROUP_NORM = _make_rule(_read_group_norm, "GroupNorm")
 _INSTANCE_NORM = _make_rule(_read_instance_norm, "InstanceNorm2d")

@@ -25,18 +25,22 @@ from fx_quant_conformance.backends.names import format_error
 from fx_quant_conformance.conformance.bounds.error_bounds import (
     JUMP,
     MOVES,
+    Errors,
     NoOracleError,
     OpCall,
+    OpRule,
     U,
     Value,
     add_error,
+    as_operand,
     bound_dequantizing,
     is_inexact,
     settle_errors,
     widen,
 )
 from fx_quant_conformance.conformance.oracle.complex_numbers import ARITHMETIC, COMPLEX
-from fx_quant_conformance.conformance.oracle.jumps import JUMPS, UNITS, is_value, real_of
+from fx_quant_conformance.conformance.oracle.jumps import JUMPS
+from fx_quant_conformance.conformance.oracle.marks import UNITS, is_value, real_of
 from fx_quant_conformance.conformance.oracle.openings import OPENINGS, WithoutWrites
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES, PUT_BY_INDEX
 from fx_quant_conformance.refimpl.graph.in_place import works_in_place
@@ -221,7 +225,8 @@ def evaluate_primitive(node: Node, args: tuple[Any, ...], kwargs: Mapping[str, A
     if rule is None:
         return _settle(tree_map(_leave_open, result), node)
     call = replace(call, result=result)
-    return _settle(_join(result, _round_in(node, call, rule.bound(call), rule.arithmetic)), node)
+    own_call = call if isinstance(result, Tensor) else None
+    return _settle(_join(result, _round_in(node, call, rule)), node, own_call)
 
 
 def _is_complex(leaf: Any) -> bool:
@@ -252,9 +257,7 @@ def _as_float(leaf: Any) -> Any:
     """A float tensor of the model is exact."""
     if is_inexact(leaf):
         return Value(real=widen(leaf.detach()), dtype=leaf.dtype)
-    if isinstance(leaf, Value):
-        return replace(leaf, real=widen(leaf.real))
-    return leaf
+    return as_operand(leaf) if isinstance(leaf, Value) else leaf
 
 
 def _as_number(leaf: Any) -> Any:
@@ -270,30 +273,41 @@ def _dtypes_of(node: Node) -> Sequence[torch.dtype]:
     return [each.dtype for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor)]
 
 
-def _round_in(node: Node, call: OpCall, errors: Any, arithmetic: str) -> Any:
-    """Add what an op rounds more that the model computes with fewer bits than float32: as often as it rounds there."""
+def _round_in(node: Node, call: OpCall, rule: OpRule) -> Any:
+    """Return the errors of a call, and what an op rounds more that the model computes with fewer bits than float32.
+
+    It rounds as often as in float32, and what is below the smallest normal number by half of the smallest step there.
+    """
+    errors = rule.bound(call)
     dtype = next(iter(_dtypes_of(node)), None)
-    if arithmetic == MOVES or isinstance(errors, tuple) or dtype not in (torch.float16, torch.bfloat16):
+    if rule.arithmetic == MOVES or dtype not in (torch.float16, torch.bfloat16):
         return errors
-    exact = replace(call, args=tree_map(_without_errors, call.args, is_leaf=is_value))
-    own = _find(PRIMITIVES, node.target).bound(exact)
-    total = sum(own.values(), torch.zeros_like(call.result))
-    return add_error(dict(errors), "function", total * (UNITS[dtype] / U - 1) + UNITS[dtype] * call.result.abs())
+    exact = rule.bound(replace(call, args=tree_map(_without_errors, call.args, is_leaf=is_value)))
+
+    def grow(whole: Errors, own: Errors, result: Tensor) -> Errors:
+        total = sum(own.values(), torch.zeros_like(result))
+        least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+        more = total * (UNITS[dtype] / U - 1) + UNITS[dtype] * result.abs() + least
+        return add_error(dict(whole), "function", more)
+
+    if isinstance(errors, tuple):
+        return tuple(map(grow, errors, exact, call.result))
+    return grow(errors, exact, call.result)
 
 
 def _without_errors(leaf: Any) -> Any:
     return Value(real=leaf.real, dtype=leaf.dtype) if isinstance(leaf, Value) else leaf
 
 
-def _settle(value: Any, node: Node) -> Any:
-    """Give values the dtypes of the model; what is infinite stays so, and of what is no number nothing is known."""
+def _settle(value: Any, node: Node, call: OpCall | None = None) -> Any:
+    """Give values the dtypes of the model; of what is no number, or infinite for some machines, nothing is known."""
     dtypes = iter(_dtypes_of(node))
 
     def settle(each: Any) -> Any:
         dtype = next(dtypes, torch.float32)
         if not isinstance(each, Value):
             return each
-        errors = settle_errors(each.real, each.errors)
+        errors = settle_errors(each.real, each.errors, call)
         if not dtype.is_floating_point and each.real.is_floating_point():  # integers, computed as numbers: none rounds
             undecided = replace(each, errors=errors).error() >= 0.5
             errors = {cause: torch.where(undecided, error, 0.0) for cause, error in errors.items()}

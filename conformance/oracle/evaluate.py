@@ -58,7 +58,7 @@ from fx_quant_conformance.conformance.oracle.grids import (
 )
 from fx_quant_conformance.conformance.oracle.handlers import MODULES, NODES
 from fx_quant_conformance.conformance.oracle.held import Held
-from fx_quant_conformance.conformance.oracle.jumps import is_value
+from fx_quant_conformance.conformance.oracle.marks import is_value
 from fx_quant_conformance.conformance.oracle.reference_modules import FLOAT_MODULES, REFERENCE_MODULES
 from fx_quant_conformance.conformance.oracle.requantizing import find_accumulator
 from fx_quant_conformance.conformance.oracle.table import rule_of
@@ -459,7 +459,7 @@ class Walk:
                 Value(real=real, errors=settle_errors(real, each), accumulator=accumulator, tolerance=tolerance)
                 for real, each in zip(result, errors, strict=True)
             )
-        errors = settle_errors(result, errors)
+        errors = settle_errors(result, errors, call)
         factors = [value for value in call.values() if value.real.dim() > 1 or value is call.values()[0]]
         step = None
         if rule.arithmetic == DOT_PRODUCT and len(factors) > 1:

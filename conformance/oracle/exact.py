@@ -75,8 +75,9 @@ class Exact:
 
     @cached_property
     def slack(self) -> Tensor:
-        """The sum over all causes, in steps."""
-        return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
+        """The sum over all causes, in steps; what is no number on a grid, or out of the model, may be anything."""
+        total = sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
+        return torch.where(self.real.isnan(), math.inf, total)
 
     @cached_property
     def decided(self) -> Tensor:
@@ -130,7 +131,7 @@ def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) ->
     is_on_grid = not value.errors and bool((real == integers.round()).all())
     if is_on_grid and not requantize.rounding.is_directed and not value.tolerance:  # no ambiguity
         return Quantized(integers=integers, node=node, computed=value)
-    error = value.error()
+    error = torch.where(value.real.isnan(), math.inf, value.error())
     own = bound_requantizing(requantize, integers, grid, value.accumulator)
     slack = sum(own.values(), error / grid.scale)  # rule: NUM-04
     target = find_target(requantize, value.real, grid, value.accumulator, error)

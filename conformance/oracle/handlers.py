@@ -26,7 +26,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     as_value,
     gamma,
 )
-from fx_quant_conformance.conformance.oracle.jumps import real_of, undecided_of
+from fx_quant_conformance.conformance.oracle.marks import real_of, undecided_of
 from fx_quant_conformance.conformance.oracle.recurrent import KINDS, run_recurrent
 from fx_quant_conformance.refimpl.legacy import nnqr, quint4x2
 from fx_quant_conformance.refimpl.legacy.weights import read_integers

@@ -7,10 +7,9 @@ element is carried as an interval, of cause ``jump``: from the exact result to t
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ from torch.utils._pytree import tree_map
 
 from fx_quant_conformance.conformance.bounds.error_bounds import (
     JUMP,
-    U64,
     Errors,
     NoOracleError,
     OpCall,
@@ -31,63 +29,34 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
     error_of,
     gamma,
 )
-from fx_quant_conformance.conformance.bounds.extremes import errors_of_leaders, sign_of
-
-UNITS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: U, torch.float64: U64}
-"""The unit roundoff of each float dtype."""
-
-
-def is_value(operand: Any) -> bool:
-    """Tell whether an operand is a Value, which is a leaf of a structure."""
-    return isinstance(operand, Value)
-
-
-def choose(result: Tensor, undecided: Tensor) -> Tensor | Value:
-    """Return integers or truth values, of which some are undecided; plain where none is."""
-    if not bool(undecided.any()):
-        return result
-    error = torch.where(undecided, math.inf, 0.0).double().expand_as(result)
-    return Value(real=result, errors={JUMP: error}, dtype=result.dtype)
-
-
-def undecided_of(operand: Any) -> Tensor:
-    """Return where truth values or integers are undecided."""
-    if isinstance(operand, Value):
-        return operand.error() > 0
-    return torch.zeros(operand.shape if isinstance(operand, Tensor) else (), dtype=torch.bool)
-
-
-def real_of(operand: Any) -> Any:
-    """Return the exact value of an operand."""
-    return operand.real if isinstance(operand, Value) else operand
-
-
-def _reals(call: OpCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the exact operands of a call, its floats in float64."""
-    args = tree_map(lambda each: _double(real_of(each)), call.args, is_leaf=is_value)
-    return args, {name: real_of(value) for name, value in call.kwargs.items()}
-
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def run_exactly(call: OpCall) -> Any:
-    """Return what the op gives for the exact operands."""
-    args, kwargs = _reals(call)
-    return call.function(*args, **kwargs)
-
+from fx_quant_conformance.conformance.oracle.marks import (
+    UNITS,
+    as_double,
+    choose,
+    is_value,
+    real_of,
+    reals_of,
+    run_exactly,
+    undecided_of,
+)
+from fx_quant_conformance.conformance.oracle.ranks import find_order, find_place, pool, run_along
 
 # -- comparisons and logic --------------------------------------------------------------------------------------------
 
 
 def _compare(call: OpCall) -> Any:
-    """A comparison x ⋛ y is undecided where |x − y| is within both errors; of a number with itself nothing is."""
+    """A comparison x ⋛ y is undecided where |x − y| is not beyond both errors; of a number with itself nothing is."""
     if call.args[0] is call.args[1]:
         return run_exactly(call)
     x, y = map(as_operand, call.args[:2])
     error = x.error() + y.error()
-    return choose(run_exactly(call), ((x.real - y.real).abs() <= error) & (error > 0))
+    return choose(run_exactly(call), ~((x.real - y.real).abs() > error) & (error > 0))
+
+
+def _classify(call: OpCall) -> Any:
+    """Whether a number is none, or infinite: undecided where nothing is known of it."""
+    x = as_operand(call.args[0])
+    return choose(run_exactly(call), x.error().isinf())
 
 
 def _combine(call: OpCall) -> Any:
@@ -95,7 +64,7 @@ def _combine(call: OpCall) -> Any:
     operands = [each for each in call.args if isinstance(each, (Tensor, Value))]
     if any(real_of(each).dtype is not torch.bool for each in operands):
         return _depend(call)
-    args, kwargs = _reals(call)
+    args, kwargs = reals_of(call)
     masks = iter([undecided_of(each) for each in operands])
     marked = [(arg, next(masks)) if isinstance(arg, Tensor) else (arg, None) for arg in args]
     ends = [call.function(*(_move_to(way, arg, mask) for arg, mask in marked), **kwargs) for way in (False, True)]
@@ -123,11 +92,19 @@ def _depend(call: OpCall) -> Any:
 
 
 def _step(call: OpCall) -> Any:
-    """A monotone function that jumps: from its value at x − e to that at x + e."""
+    """A monotone function that jumps: from its value at x − e to that at x + e.
+
+    To round to d decimals, x·10ᵈ is rounded to an integer, which is divided by 10ᵈ: the product rounds by u before the
+    jump, and the quotient by u behind it. 10ᵈ is exact in float32 up to d = 10, and rounds beyond.
+    """
     x = as_operand(call.args[0])
     error, result = x.error(), run_exactly(call)
+    if call.kwargs.get("decimals"):
+        error = error + 2 * U * x.real.abs()
     low, high = (call.function(x.real + way * error, *call.args[1:], **call.kwargs) for way in (-1, 1))
     moved = torch.maximum(high - result, result - low)
+    if call.kwargs.get("decimals"):
+        moved = moved + 2 * U * result.abs()
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
@@ -181,12 +158,18 @@ def _count(call: OpCall) -> Any:
 
 
 def _divide_by_mode(call: OpCall) -> Any:
-    """⌊x / y⌋ or the quotient towards zero: as the quotient, γ₃ of which rounds, then the jump."""
+    """⌊x / y⌋ or the quotient towards zero: as the quotient, γ₃ of which rounds, then the jump.
+
+    Integers do not round, nor does a quotient by a power of two.
+    """
     x, y = map(as_operand, call.args[:2])
     rounding = torch.trunc if call.kwargs.get("rounding_mode") == "trunc" else torch.floor
     quotient = x.real / y.real
     least = y.real.abs() - y.error()
-    own = 3 * U * quotient.abs() if any(map(_is_float, call.args[:2])) else 0.0  # integers do not round
+    is_exact = (torch.frexp(y.real)[0].abs() == 0.5) & (y.error() == 0) | ~torch.tensor(
+        any(map(_is_float, call.args[:2]))
+    )
+    own = torch.where(is_exact, 0.0, 3 * U * quotient.abs())
     error = torch.where(least > 0, (x.error() + quotient.abs() * y.error()) / least, math.inf) + own
     result = rounding(quotient)
     moved = torch.maximum(rounding(quotient + error) - result, result - rounding(quotient - error))
@@ -225,14 +208,12 @@ def _cast(call: OpCall) -> Any:
             return choose(real_of(x).to(dtype), undecided_of(x))
         given = as_operand(x)
         if dtype is torch.bool:
-            return choose(given.real != 0, (given.real.abs() <= given.error()) & (given.error() > 0))
-        low, high = ((given.real + way * given.error()).trunc() for way in (-1, 1))
-        return choose(given.real.trunc().to(dtype), low != high)
+            return choose(given.real != 0, ~(given.real.abs() > given.error()) & (given.error() > 0))
+        low, exact, high = ((given.real + way * given.error()).trunc() for way in (-1, 0, 1))
+        moved = torch.maximum(high - exact, exact - low).nan_to_num(math.inf, math.inf)
+        return Value(real=exact.to(dtype), errors={JUMP: moved}, dtype=dtype) if bool(moved.any()) else exact.to(dtype)
     given = as_operand(x)
     errors = dict(given.errors)
-    if not source.is_floating_point:
-        most = 1.0 if source is torch.bool else math.inf
-        errors = {cause: torch.where(each > 0, most, 0.0).double() for cause, each in errors.items()}
     rounds = UNITS[dtype] > UNITS.get(source, 0.0)
     own = UNITS[dtype] * given.real.abs() + torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     if rounds and not (dtype is torch.float32 and bool((given.real.float().double() == given.real).all())):
@@ -259,7 +240,7 @@ def _select(call: OpCall) -> Any:
         for cause in dict.fromkeys((*x.errors, *y.errors))
     }
     if bool(undecided.any()):
-        apart = (x.real - y.real).abs().nan_to_num(0.0) + torch.maximum(x.error(), y.error())
+        apart = (x.real - y.real).abs().nan_to_num(0.0, math.inf) + torch.maximum(x.error(), y.error())
         add_error(errors, JUMP, torch.where(undecided, apart, 0.0))
     return Value(real=result, errors={cause: each.expand_as(result) for cause, each in errors.items()})
 
@@ -270,106 +251,6 @@ def _is_float(operand: Any) -> bool:
     return isinstance(operand, float)
 
 
-def find_alone(x: Value, axis: int, *, takes_first: bool) -> Tensor:
-    """Return which elements have a place of their own along an axis: no other is within the errors of both.
-
-    ``takes_first``: of equal ones, which no error tells apart, the first is taken.
-    """
-    error = x.error()
-    most = error.amax(axis, keepdim=True)
-    ordered, order = x.real.sort(dim=axis, stable=True)
-    away = torch.diff(ordered, dim=axis)
-    ends = torch.full_like(ordered.narrow(axis, 0, 1), math.inf)
-    nearest = torch.minimum(torch.cat([ends, away], axis), torch.cat([away, ends], axis))
-    reach = error.gather(axis, order) + most
-    is_alone = (nearest > reach) | ((reach == 0) & takes_first)
-    return torch.zeros_like(is_alone).scatter(axis, order, is_alone)
-
-
-def _find_place(call: OpCall) -> Any:
-    """The place of the largest or the smallest: undecided where another is within the errors of both."""
-    x, result, axis = as_operand(call.args[0]), run_exactly(call), _read_axis(call, 1)
-    if axis is None:
-        x, axis = Value(real=x.real.flatten(), errors={JUMP: x.error().flatten()}), 0
-    alone = find_alone(x, axis, takes_first=True)
-    places = result.reshape(*alone.shape[:axis], 1, *alone.shape[axis % alone.dim() + 1 :])
-    return choose(result, ~alone.gather(axis, places).reshape(result.shape))
-
-
-def _read_axis(call: OpCall, position: int) -> int | None:
-    """The axis, which stands at a position among the arguments, or has its name; None: there is none."""
-    axis: int | None = call.args[position] if len(call.args) > position else call.kwargs.get("dim")
-    return axis
-
-
-def _rank(position: int, takes_first: bool, call: OpCall) -> Any:
-    """Values in order: each is off by at most the largest error along the axis; places as above.
-
-    The largest or the smallest alone is off by the errors of those that may be it. ``position``: of the axis among the
-    arguments. ``takes_first``: of equal ones torch promises the first place.
-    """
-    x, found = as_operand(call.args[0]), _read_axis(call, position)
-    axis = -1 if found is None else found
-    values, places = run_exactly(call)
-    counted = errors_of_leaders(x, axis, sign_of(call))
-    largest = {cause: error.amax(axis, keepdim=True) for cause, error in counted.items()}
-    is_reduced = values.dim() < x.real.dim()
-    errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}
-    alone = find_alone(x, axis, takes_first=takes_first or bool(call.kwargs.get("stable")))
-    kept = alone.gather(axis, places.unsqueeze(axis)).squeeze(axis) if is_reduced else alone.gather(axis, places)
-    return Value(real=values, errors=errors, dtype=call.args[0].dtype), choose(places, ~kept)
-
-
-def _pool(rank: int, call: OpCall) -> Any:
-    """The largest of each window, off by the largest error in it.
-
-    Its place is decided where all others of the window are below it by more than the errors, or nothing is off.
-    """
-    x = as_operand(call.args[0])
-    values, places = run_exactly(call)
-    errors = {cause: call.function(error_of(cause)(x), *call.args[1:])[0] for cause in x.errors}
-    is_off = sum(errors.values(), torch.zeros_like(values)) > 0
-    if bool(is_off.any()) and "adaptive" not in str(call.function):
-        shape, flat = places.shape, places.flatten(-rank)
-        least = (x.real - x.error()).flatten(-rank).gather(-1, flat).reshape(shape)
-        is_off = is_off & (_find_rivals(x, places, rank, call.args[1:]) >= least)
-    return Value(real=values, errors=errors), choose(places, is_off)
-
-
-def _find_rivals(x: Value, places: Tensor, rank: int, options: Sequence[Any]) -> Tensor:
-    """Return how large the other elements of each window may be. ``options``: kernel, stride, padding, dilation."""
-    sizes = x.real.shape[-rank:]
-    kernel = _per_axis(options[0], rank)
-    stride = _per_axis(options[1], rank) if options[1:2] and options[1] else kernel
-    padding, dilation = _per_axis((*options[2:3], 0)[0], rank), _per_axis((*options[3:4], 1)[0], rank)
-    most = (x.real + x.error()).flatten(-rank)
-    rivals = torch.full(places.shape, -math.inf, dtype=torch.float64)
-    for offsets in itertools.product(*map(range, kernel)):
-        place, is_within = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
-        for axis, offset in enumerate(offsets):
-            along = torch.arange(places.shape[axis - rank]) * stride[axis] - padding[axis] + offset * dilation[axis]
-            along = along.reshape([-1, *[1] * (rank - 1 - axis)])
-            is_within = is_within & (along >= 0) & (along < sizes[axis])
-            place = place * sizes[axis] + along.clamp(0, sizes[axis] - 1)
-        others = most[..., place.flatten()].reshape(places.shape)
-        rivals = torch.where(is_within & (place != places), torch.maximum(rivals, others), rivals)
-    return rivals
-
-
-def _per_axis(option: Any, rank: int) -> list[int]:
-    given = [int(each) for each in option] if isinstance(option, (list, tuple)) else [int(option)]
-    return given * rank if len(given) == 1 else given
-
-
-def _run_along(call: OpCall) -> Any:
-    """The largest or smallest so far: off by the largest error so far; where it was is undecided if anything is off."""
-    x, axis = as_operand(call.args[0]), int(call.args[1])
-    values, places = run_exactly(call)
-    errors = {cause: error_of(cause)(x).cummax(axis).values for cause in x.errors}
-    total = sum(errors.values(), torch.zeros_like(values))
-    return Value(real=values, errors=errors), choose(places, total > 0)
-
-
 def _look_up(find_mask: Callable[[OpCall, Tensor], Tensor], call: OpCall) -> Any:
     """What is indexed: errors move with it; where an index is undecided, it may be any of the values."""
     source, *rest = call.args
@@ -378,7 +259,7 @@ def _look_up(find_mask: Callable[[OpCall, Tensor], Tensor], call: OpCall) -> Any
     def move(values: Tensor) -> Tensor:
         return call.function(values, *places, **call.kwargs)  # type: ignore[no-any-return]
 
-    result = move(_double(real_of(source)))
+    result = move(as_double(real_of(source)))
     undecided = find_mask(call, result)
     if not result.is_floating_point():
         return choose(result, undecided | move(undecided_of(source)))
@@ -443,19 +324,33 @@ def _put(call: OpCall) -> Any:
 
 
 def _scatter(call: OpCall) -> Any:
-    """Values that are put along an axis: as above."""
+    """Values that are put along an axis: as above; they may be added to what is there, or multiplied with it."""
     target, axis, index, values = call.args
+    way = call.kwargs.get("reduce")
 
     def put(into: Tensor, what: Tensor) -> Tensor:
         source = what if isinstance(values, (Tensor, Value)) else what.item()
         return call.function(into, axis, real_of(index), source, **call.kwargs)  # type: ignore[no-any-return]
 
     given = values if isinstance(values, (Tensor, Value)) else torch.tensor(values)
-    return _place(put, target, given, adds=False, undecided=undecided_of(index).any())
+    if way == "multiply":
+        return _multiply_into(put, target, given, undecided_of(index).any())
+    return _place(put, target, given, adds=way == "add", undecided=undecided_of(index).any())
+
+
+def _multiply_into(put: Callable[[Tensor, Tensor], Tensor], target: Any, values: Any, undecided: Tensor) -> Value:
+    """Products p of n factors are off by Π(|x| + e) − Π|x|, and as many roundings, γₙ·|p|."""
+    x, y = as_operand(target), as_operand(values)
+    result = put(x.real, y.real)
+    moved = put(x.real.abs() + x.error(), y.real.abs() + y.error()) - result.abs()
+    most = float(put(torch.ones_like(x.real), torch.full_like(y.real, 2.0)).max().log2()) + 1
+    errors = {JUMP: torch.full_like(result, math.inf) if bool(undecided) else moved}
+    add_error(errors, "accumulation", gamma(round(most)) * (result.abs() + moved))
+    return Value(real=result, errors=errors, dtype=target.dtype)
 
 
 def _place(put: Callable[[Tensor, Tensor], Tensor], target: Any, values: Any, *, adds: bool, undecided: Tensor) -> Any:
-    result = put(_double(real_of(target)), _double(real_of(values)))
+    result = put(as_double(real_of(target)), as_double(real_of(values)))
     if not result.is_floating_point():
         return choose(result, undecided | put(undecided_of(target), undecided_of(values)))
     x, y = as_operand(target), as_operand(values)
@@ -479,7 +374,7 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(_COMPARISONS, _compare),
     **dict.fromkeys(_LOGIC, _combine),
     **dict.fromkeys(_DEPENDENT, _depend),
-    **dict.fromkeys(("isnan", "isinf"), run_exactly),  # the exact value is no number, or infinite, or it is not
+    **dict.fromkeys(("isnan", "isinf"), _classify),
     **dict.fromkeys(_STEPS, _step),
     "signbit": _find_sign,
     **dict.fromkeys(("bucketize", "searchsorted"), _find_bucket),
@@ -489,16 +384,16 @@ JUMPS: Mapping[str, Jump] = {
     **dict.fromkeys(("_to_copy", "convert_element_type"), _cast),
     **dict.fromkeys(("div.Tensor_mode", "div.Scalar_mode", "floor_divide"), _divide_by_mode),
     "where": _select,
-    **dict.fromkeys(("argmax", "argmin"), _find_place),
-    **dict.fromkeys(("sort", "median.dim"), partial(_rank, 1, False)),
-    **dict.fromkeys(("topk", "kthvalue"), partial(_rank, 2, False)),
-    **dict.fromkeys(("max.dim", "min.dim"), partial(_rank, 1, True)),
+    **dict.fromkeys(("argmax", "argmin"), find_place),
+    **dict.fromkeys(("sort", "median.dim"), partial(find_order, 1, False)),
+    **dict.fromkeys(("topk", "kthvalue"), partial(find_order, 2, False)),
+    **dict.fromkeys(("max.dim", "min.dim"), partial(find_order, 1, True)),
     **{
-        name: partial(_pool, rank)
-        for rank in (2, 3)
-        for name in (f"max_pool{rank}d_with_indices", f"adaptive_max_pool{rank}d")
+        name: partial(pool, axes)
+        for axes in (2, 3)
+        for name in (f"max_pool{axes}d_with_indices", f"adaptive_max_pool{axes}d")
     },
-    **dict.fromkeys(("cummax", "cummin"), _run_along),
+    **dict.fromkeys(("cummax", "cummin"), run_along),
     "scatter": _scatter,
     "gather": partial(_look_up, _mask_of_gather),
     "index_select": partial(_look_up, _mask_of_select),

@@ -42,6 +42,7 @@ from fx_quant_conformance.conformance.bounds.error_bounds import (
 from fx_quant_conformance.conformance.bounds.extremes import NEGLIGIBLE, errors_of_leaders, may_lead, sign_of
 from fx_quant_conformance.conformance.ops.activations import EXP, FUNCTIONS, bound_softmax
 from fx_quant_conformance.conformance.ops.data_movement import view_in_any_layout
+from fx_quant_conformance.conformance.ops.normalisations import NATIVE_BATCH_NORM
 from fx_quant_conformance.conformance.oracle.complex_numbers import COMPLEX
 from fx_quant_conformance.conformance.oracle.linear_algebra import LINEAR_ALGEBRA
 from fx_quant_conformance.conformance.oracle.unary import FUNCTION, TINY, UNARY, Unary, bound_unary, find_reach_at
@@ -99,19 +100,19 @@ def _bound_power(call: OpCall) -> Errors:
 
     def slopes(call: OpCall, values: Sequence[Value]) -> Sequence[Bounds]:
         x, a = values
-        is_whole = a.real.numel() == 1 and float(a.real).is_integer() and not bool(a.error().any())
-        error, least = x.error(), x.real - x.error()
-        if is_whole:
-            poles = (x.real.abs() <= error) & (error > 0) if float(a.real) < 0 else None
-            return find_reach_at(lambda end: end**a.real, x, call.result, Unary(turns=(0.0,)), poles), 0.0
+        is_whole = (a.real == a.real.round()) & (a.error() == 0)
+        error = x.error()
+        poles = (x.real.abs() <= error) & (error > 0) & (a.real < 0)
+        whole = find_reach_at(lambda end: end**a.real, x, call.result, Unary(turns=(0.0,)), poles)
+        if bool(is_whole.all()):
+            return whole, 0.0
         ends = [
             (x.real + way * error).clamp(min=0) ** (a.real + other * a.error()) for way in (-1, 1) for other in (-1, 1)
         ]
         moved = torch.stack([(end - call.result).abs() for end in ends]).nan_to_num(math.inf, math.inf).amax(0)
         both = error + a.error()
         slope = torch.where(both > 0, (moved + 8 * U64 * call.result.abs()) / both, 0.0)
-        slope = torch.where((least < 0) & (a.error() > 0), math.inf, slope)
-        return slope, slope
+        return torch.where(is_whole, whole, slope), slope
 
     def rounding(call: OpCall, values: Sequence[Value]) -> Bounds:
         exponent = (values[1].real * values[0].real.abs().clamp(min=TINY).log()).abs()
@@ -322,16 +323,29 @@ def _bound_scattered_by(call: OpCall) -> Errors:
     if reduce not in ("sum", "mean"):
         return {"accumulation": torch.full_like(call.result, math.inf)}
     terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
-    count = sum(as_operand(each).real.numel() for each in (call.args[0], call.args[3]))
-    return add_error(_scatter_errors(call), "accumulation", gamma(count + 2) * terms)
+    return add_error(_scatter_errors(call), "accumulation", _gamma_of(_count_meeting(call) + 2) * terms)
 
 
 def _bound_scattered(call: OpCall) -> Errors:
     """Values that are added where they are put: errors add up, and as many additions round as there are values."""
     errors = _scatter_errors(call)
     terms = call.evaluate(lambda value: value.real.abs(), Tensor.abs)
-    count = max(as_operand(each).real.numel() for each in call.args if isinstance(each, (Tensor, Value)))
-    return add_error(errors, "accumulation", gamma(count) * terms)
+    return add_error(errors, "accumulation", _gamma_of(_count_meeting(call) + 1) * terms)
+
+
+def _count_meeting(call: OpCall) -> Tensor:
+    """How many values meet at each place, as their sum where all are one; what is there from the start is one too."""
+    sums = replace(call, args=(*call.args[:4], "sum", *call.args[5:])) if len(call.args) > 4 else call
+    if call.function.overloadpacket.__name__ not in _REDUCING:  # type: ignore[attr-defined]
+        sums = replace(call, kwargs={name: value for name, value in call.kwargs.items() if name != "alpha"})
+    counted: Tensor = sums.evaluate(lambda value: torch.ones_like(value.real), torch.ones_like)
+    return counted
+
+
+def _gamma_of(counts: Tensor) -> Tensor:
+    """γₙ for each n of a tensor."""
+    product = counts.double() * U
+    return torch.where(product < 1, product / (1 - product), math.inf)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -416,6 +430,7 @@ PRIMITIVES: Mapping[str, OpRule] = {
     **dict.fromkeys(("amax", "amin", "max", "min", "median.default"), make_aten_rule(_bound_largest)),
     "var": make_aten_rule(partial(_bound_variance, False)),
     "var_mean": make_aten_rule(partial(_bound_variance, True)),
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training"), NATIVE_BATCH_NORM),
     "_softmax": make_aten_rule(bound_softmax),
     "_log_softmax": make_aten_rule(_bound_log_softmax),
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), make_aten_rule(bound_matrix_products)),

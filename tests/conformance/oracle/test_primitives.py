@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fx_quant_conformance.backends.base import Capabilities
 from fx_quant_conformance.conformance.bounds.error_bounds import NoOracleError, Value
 from fx_quant_conformance.conformance.oracle.decompose import InPrimitives, describe, evaluate_opened, open_op
-from fx_quant_conformance.conformance.oracle.jumps import real_of
+from fx_quant_conformance.conformance.oracle.marks import real_of
 from fx_quant_conformance.conformance.oracle.primitives import PRIMITIVES
 from fx_quant_conformance.conformance.oracle.unary import UNARY
 
