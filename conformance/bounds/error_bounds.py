@@ -137,9 +137,8 @@ def _is_same(call: OpCall, result: Tensor) -> Tensor:
         )
         return end
 
-    ends = run(1), run(-1)
-    is_number = ~(result.isnan() & ends[0].isnan() & ends[1].isnan())
-    return ~is_number | ((ends[0] == result) & (ends[1] == result))
+    low, high = run(-1), run(1)
+    return ((low == result) & (high == result)) | (low.isnan() & result.isnan() & high.isnan())
 
 
 def share_out(total: Tensor, parts: Errors) -> Errors:

@@ -335,9 +335,10 @@ def _bound_scattered(call: OpCall) -> Errors:
 
 def _count_meeting(call: OpCall) -> Tensor:
     """How many values meet at each place, as their sum where all are one; what is there from the start is one too."""
-    sums = replace(call, args=(*call.args[:4], "sum", *call.args[5:])) if len(call.args) > 4 else call
-    if call.function.overloadpacket.__name__ not in _REDUCING:  # type: ignore[attr-defined]
-        sums = replace(call, kwargs={name: value for name, value in call.kwargs.items() if name != "alpha"})
+    kwargs = {name: value for name, value in call.kwargs.items() if name != "alpha"}
+    is_reducing = call.function.overloadpacket.__name__ in _REDUCING  # type: ignore[attr-defined]
+    args = (*call.args[:4], "sum", *call.args[5:]) if is_reducing else call.args
+    sums = replace(call, args=args, kwargs=kwargs)
     counted: Tensor = sums.evaluate(lambda value: torch.ones_like(value.real), torch.ones_like)
     return counted
 
