@@ -45,9 +45,10 @@ def run_other_project(programs: Path, folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "test_other.py").write_text(OTHER, encoding="utf-8")
     return re.sub(
-        r"in \d+\.\d+s|fx-quant-conformance-[^,\n]*, |, fx-quant-conformance-[^,\n]*",
+        r"^=+ (?=\d+ failed)| in \d+\.\d+s =+$|fx-quant-conformance-[^,\n]*, |, fx-quant-conformance-[^,\n]*",
         "",
         run(programs / "pytest", "-p", "no:cacheprovider", cwd=folder, status=1),
+        flags=re.MULTILINE,
     )
 
 
