@@ -44,7 +44,14 @@ from fx_quant_conformance.conformance.oracle.decompose import (
     open_op,
     run_module,
 )
-from fx_quant_conformance.conformance.oracle.exact import FLOAT32, Exact, Quantized, round_by_channel, round_value
+from fx_quant_conformance.conformance.oracle.exact import (
+    FLOAT32,
+    Exact,
+    Quantized,
+    leave_numberless,
+    round_by_channel,
+    round_value,
+)
 from fx_quant_conformance.conformance.oracle.grids import (
     Grid,
     ends_of,
@@ -161,7 +168,7 @@ class Walk:
             elif isinstance(value, (Value, Tensor)) and not (value.dtype.is_floating_point or value.dtype.is_complex):
                 yield _read_discrete(value)
             elif isinstance(value, (Value, Tensor)):
-                value = _part_complex(as_value(value))
+                value = leave_numberless(_part_complex(as_value(value)))
                 step = half_steps_of(value.real) if value.step is None else value.step
                 yield Exact(real=value.real, errors=value.errors, step=step)
             else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
-from fx_quant_conformance.conformance.bounds.error_bounds import Accumulator, U, Value, error_of
+from fx_quant_conformance.conformance.bounds.error_bounds import JUMP, Accumulator, U, Value, add_error, error_of
 from fx_quant_conformance.conformance.oracle.grids import Grid, make_grid
 from fx_quant_conformance.conformance.oracle.requantizing import Target, bound_requantizing, find_target
 
@@ -75,9 +75,8 @@ class Exact:
 
     @cached_property
     def slack(self) -> Tensor:
-        """The sum over all causes, in steps; what is no number on a grid, or out of the model, may be anything."""
-        total = sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
-        return torch.where(self.real.isnan(), math.inf, total)
+        """The sum over all causes, in steps."""
+        return sum(self.slack_by_cause.values(), torch.zeros_like(self.real))
 
     @cached_property
     def decided(self) -> Tensor:
@@ -124,14 +123,23 @@ class Quantized:
     """By how many steps a right backend's integer may differ; None: by none."""
 
 
+def leave_numberless(value: Value) -> Value:
+    """Return a value of which nothing is known where it is no number: it is rounded, or is a result of the model."""
+    if not value.real.is_floating_point() or not bool(value.real.isnan().any()):
+        return value
+    errors = add_error(dict(value.errors), JUMP, torch.where(value.real.isnan(), math.inf, 0.0).double())
+    return replace(value, errors=errors)
+
+
 def round_value(value: Value, node: Node, grid: Grid, requantize: Requantize) -> Quantized:
     """Return a value on the grid of the node that rounds it, with the steps by which a right backend may differ."""
+    value = leave_numberless(value)
     real = grid.integers(value.real)
     integers = real.clamp(grid.low, grid.high)
     is_on_grid = not value.errors and bool((real == integers.round()).all())
     if is_on_grid and not requantize.rounding.is_directed and not value.tolerance:  # no ambiguity
         return Quantized(integers=integers, node=node, computed=value)
-    error = torch.where(value.real.isnan(), math.inf, value.error())
+    error = value.error()
     own = bound_requantizing(requantize, integers, grid, value.accumulator)
     slack = sum(own.values(), error / grid.scale)  # rule: NUM-04
     target = find_target(requantize, value.real, grid, value.accumulator, error)
