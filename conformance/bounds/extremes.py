@@ -30,7 +30,7 @@ def may_lead(x: Value, axes: int | tuple[int, ...], sign: int = 1, margin: float
     return ~(real + error < least - margin)
 
 
-def may_be_among(x: Value, axis: int, count: int, sign: int) -> Tensor:
+def _may_be_among(x: Value, axis: int, count: int, sign: int) -> Tensor:
     """Return which elements may be among the `count` largest (``sign`` −1: smallest) along an axis for some errors.
 
     Let T be the `count`-th largest of all x − e: as many elements are never below T, so that one with x + e < T is
@@ -41,13 +41,16 @@ def may_be_among(x: Value, axis: int, count: int, sign: int) -> Tensor:
     return ~(real + error < least)
 
 
-def errors_of_leaders(x: Value, axes: int | tuple[int, ...], sign: int | None) -> Errors:
+def errors_of_leaders(x: Value, axes: int | tuple[int, ...], sign: int | None, count: int = 1) -> Errors:
     """Return the errors of the elements that may be the largest (``sign`` −1: the smallest) along axes; 0 of others.
 
-    ``sign`` None: it is another one that is taken, such as the median, and all count.
+    ``count``: of those that may be among so many, along one axis; their order does not hang on others. ``sign`` None:
+    it is another one that is taken, such as the median, and all count.
 
     The largest y = xᵢ becomes y' = xⱼ + dⱼ with |dⱼ| ≤ eⱼ, where both i and j may lead. As xⱼ ≤ y, y' exceeds y by at
     most eⱼ; as y' ≥ xᵢ + dᵢ, it is below y by at most eᵢ: y is off by the largest error of those that may lead.
     """
-    leads = may_lead(x, axes, sign) if sign is not None else torch.ones(x.real.shape, dtype=torch.bool)
+    if sign is None:
+        return {cause: error.expand_as(x.real) for cause, error in x.errors.items()}
+    leads = _may_be_among(x, axes, count, sign) if isinstance(axes, int) and count > 1 else may_lead(x, axes, sign)
     return {cause: torch.where(leads, error, 0.0) for cause, error in x.errors.items()}

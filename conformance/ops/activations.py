@@ -121,9 +121,14 @@ def _read_scale(call: OpCall, position: int) -> float:
     return 1.0 if isinstance(value, bool) else abs(float(value))
 
 
-def _read_excess(call: OpCall) -> Tensor | float:
-    """The result, where it is scaled."""
-    return call.result.abs() if _read_scale(call, 2) != 1 else 0.0
+def _bound_elu(call: OpCall) -> Tensor | float:
+    """The exponential within one ulp (2u), the difference, a, and the product: γ₅·a, as |eᵗ − 1| ≤ 1.
+
+    With scales t = i·x rounds, which moves eᵗ by |t|·eᵗ·u ≤ u, and s·a: γ₇·s·a; s·x rounds twice.
+    """
+    scale, inner = _read_scale(call, 2), _read_scale(call, 3)
+    evaluated = gamma(5 if scale == inner == 1 else 7) * _read_alpha(call) * scale
+    return evaluated if scale == 1 else evaluated + gamma(2) * call.result.abs()
 
 
 def _make_rule(
@@ -143,13 +148,11 @@ def _make_rule(
 _LEAKY_RELU = _make_rule(
     "leaky_relu", _find_leaky_slope, lambda call: gamma(2) * call.result.abs(), RESCALE, _find_step_of_leaky
 )
-# s·x, or s·a·(eᵗ − 1), t = i·x, eᵗ ≤ 1, where s and i are 1 but for aten's own: the exponential within one ulp (2u), t,
-# whose rounding moves it by |t|·eᵗ·u ≤ u, the difference, s·a, and the product; |eᵗ − 1| ≤ 1. s·x rounds twice. The
-# slope is s or s·a·i·eᵗ.
+# s·x, or s·a·(eᵗ − 1), t = i·x, eᵗ ≤ 1, where s and i are 1 but for aten's own. The slope is s or s·a·i·eᵗ.
 _ELU = _make_rule(
     "elu",
     lambda call, error: max(_read_scale(call, 2), _read_alpha(call) * _read_scale(call, 2) * _read_scale(call, 3)),
-    lambda call: gamma(7) * _read_alpha(call) * _read_scale(call, 2) + gamma(2) * _read_excess(call),
+    _bound_elu,
 )
 # x·min(max(x + 3, 0), 6) / 6: where the sum is not clamped, |x| ≤ 3, it rounds by 6u and moves the result by u·|x|;
 # then a product, and a quotient or a product with a rounded 1/6. Slopes lie between −1/2 and 3/2.

@@ -166,10 +166,8 @@ def _divide_by_mode(call: OpCall) -> Any:
     rounding = torch.trunc if call.kwargs.get("rounding_mode") == "trunc" else torch.floor
     quotient = x.real / y.real
     least = y.real.abs() - y.error()
-    is_exact = (torch.frexp(y.real)[0].abs() == 0.5) & (y.error() == 0) | ~torch.tensor(
-        any(map(_is_float, call.args[:2]))
-    )
-    own = torch.where(is_exact, 0.0, 3 * U * quotient.abs())
+    is_power = (torch.frexp(y.real)[0].abs() == 0.5) & (y.error() == 0)
+    own = torch.where(is_power, 0.0, 3 * U * quotient.abs()) if any(map(_is_float, call.args[:2])) else 0.0
     error = torch.where(least > 0, (x.error() + quotient.abs() * y.error()) / least, math.inf) + own
     result = rounding(quotient)
     moved = torch.maximum(rounding(quotient + error) - result, result - rounding(quotient - error))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fx_quant_conformance.conformance.bounds.error_bounds import JUMP, OpCall, Value, as_operand, error_of
-from fx_quant_conformance.conformance.bounds.extremes import errors_of_leaders, may_be_among, sign_of
+from fx_quant_conformance.conformance.bounds.extremes import errors_of_leaders, sign_of
 from fx_quant_conformance.conformance.oracle.marks import choose, run_exactly
 
 
@@ -71,15 +71,14 @@ def find_order(position: int, takes_first: bool, call: OpCall) -> Any:
     x, found = as_operand(call.args[0]), _read_axis(call, position)
     axis = -1 if found is None else found
     values, places = run_exactly(call)
-    counted = errors_of_leaders(x, axis, sign_of(call))
-    if call.function.overloadpacket.__name__ == "topk" and values.numel():  # type: ignore[attr-defined]
+    sign, count = sign_of(call), 1
+    if call.function.overloadpacket.__name__ == "topk":  # type: ignore[attr-defined]
         takes_largest = bool((*call.args[3:4], call.kwargs.get("largest", True))[0])
-        among = may_be_among(x, axis, values.shape[axis], 1 if takes_largest else -1)
-        counted = {cause: torch.where(among, error, 0.0) for cause, error in counted.items()}
+        sign, count = 1 if takes_largest else -1, values.shape[axis]
+    counted = errors_of_leaders(x, axis, sign, count)
     largest = {cause: error.amax(axis, keepdim=True) for cause, error in counted.items()}
     is_reduced = values.dim() < x.real.dim()
     errors = {cause: (each.squeeze(axis) if is_reduced else each).expand_as(values) for cause, each in largest.items()}
-    sign = sign_of(call)
     if sign is not None and is_reduced:
         kept = leads_alone(x, axis, places.unsqueeze(axis), sign).squeeze(axis)
     else:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -97,8 +98,8 @@ def _make_unit(bench: Bench, name: str, claims: Sequence[Claim], setup: ModelSet
         except ModelSpecError as error:
             raise ModelSpecError(f"{obstacle}; {error}" if obstacle else str(error)) from error
         mapping = None if mapping is None else translate_mapping(model, mapping)
-    others = [batch for batch in given.calibration if not all(map(torch.equal, batch, given.example_inputs))]
-    judged = [given.example_inputs, *others][:JUDGED_BATCHES]
+    others = (batch for batch in given.calibration if not all(map(torch.equal, batch, given.example_inputs)))
+    judged = [given.example_inputs, *islice(others, JUDGED_BATCHES - 1)]
     return ModelUnit(
         id=name,
         model=model,
