@@ -5,6 +5,7 @@ Sizes are tiny (a forward takes milliseconds). Weights come from torch's generat
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Architecture:
 
     def case(self) -> Case:
         """Return the model as a case of the suite."""
-        value_range = ValueRange(name="zoo", ranges=self.ranges)
+        value_range = ValueRange(name="zoo", ranges=self.ranges, goes_beyond=True)
         return Case(name=self.name, build=lambda: settle(self.build()), inputs=self.inputs, value_range=value_range)
 
 
@@ -83,18 +84,19 @@ class Branches(nn.Module):
 
 
 class Joined(nn.Module):
-    """cat of branches whose ranges differ by a factor of hundreds."""
+    """cat of branches whose ranges differ by a factor of hundreds, two of them twice: five in all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.wide, self.deep = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
-        self.small, self.last = nn.Conv2d(4, 8, 1), nn.Conv2d(20, 8, 1)
+        self.small, self.last = nn.Conv2d(4, 8, 1), nn.Conv2d(32, 8, 1)
         self.wide.weight.data *= 8
         self.small.weight.data /= 8
 
     def forward(self, x: Tensor) -> Any:
         """Take images (N, 4, H, W); give (N, 8, H, W)."""
-        return self.last(torch.cat([self.wide(x) * self.deep(x), self.small(x), x], 1))
+        small = self.small(x)
+        return self.last(torch.cat([self.wide(x) * self.deep(x), x, small, x, small], 1))
 
 
 class FloatBetween(nn.Module):
@@ -120,6 +122,19 @@ class SharedRelu(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Take rows (N, 16); give the same shape."""
         return self.relu(x + self.relu(self.second(self.relu(self.first(x)))))
+
+
+class SharedConv(nn.Module):
+    """One convolution at two places, and another with its weights, so that one weight has inputs of three grids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Conv2d(8, 8, 3, padding=1)
+        self.twin = copy.deepcopy(self.shared)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images (N, 8, H, W); give the same shape."""
+        return self.twin(self.shared(self.shared(x)))
 
 
 class SharedLinear(nn.Module):
@@ -161,6 +176,50 @@ class TwoOutputs(nn.Module):
         return self.head(x), torch.flatten(self.pool(x), 1)
 
 
+class ReadInside(nn.Module):
+    """A layer's result that a relu reads, a sum beside it, and the caller, who gets the relu's as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.relu = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images (N, 3, H, W); give (N, 8, H, W) twice and (N, 4, H, W)."""
+        x = self.stem(x)
+        rectified = self.relu(x)
+        return x, rectified, self.head(rectified + x)
+
+
+class LeNet(nn.Module):
+    """An image of one channel, flattened into a linear layer. (LeCun et al. 1998)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.pool = nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)
+        self.hidden, self.classify = nn.Linear(6 * 4 * 3, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images (N, 1, 12, 10); give the scores of ten classes, (N, 10)."""
+        x = torch.flatten(self.pool(self.relu(self.conv(x))), 1)
+        return self.classify(self.relu(self.hidden(x)))
+
+
+class Large(nn.Module):
+    """An image of more than 64 pixels each way and an average over a wide window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool, self.average = (
+            nn.Conv2d(8, 8, 3),
+            nn.MaxPool2d(3, stride=2),
+            nn.AvgPool2d((16, 31)),
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        """Take images (N, 8, 67, 65); give (N, 8, 2, 1)."""
+        return self.average(self.pool(self.conv(x)))
+
+
 class Excited(nn.Module):
     """Squeeze and excite: a product that broadcasts one operand over the image."""
 
@@ -189,7 +248,7 @@ class Functional(nn.Module):
 
 
 class TwoBranches(nn.Module):
-    """A sum and a product of two inputs of different ranges, both read twice."""
+    """A sum and a product of two inputs of different ranges, both read twice, the second one first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +256,7 @@ class TwoBranches(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         """Take rows twice (N, 16); give (N, 8)."""
-        return self.sum(x + y) * self.product(x * y)
+        return self.sum(y + x) * self.product(x * y)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -224,12 +283,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row(Joined, "cat_of_ranges", (Input(shape=(2, 4, 7, 6)),), nn.Conv2d, torch.cat, ranges=((-0.1, 3.0),)),
     _row(FloatBetween, "float_between", _ROWS, nn.Linear),
     _row(SharedRelu, "shared_relu", _ROWS, nn.Linear),
+    _row(SharedConv, "shared_conv", (Input(shape=(2, 8, 5, 6)),), nn.Conv2d),
     _row(SharedLinear, "shared_linear", _ROWS, nn.Linear),
     _row(Chunked, "chunked", _ROWS, nn.Linear),
     _row(TwoOutputs, "two_outputs", _IMAGES, nn.Conv2d, ranges=_POSITIVE),
+    _row(ReadInside, "read_inside", _IMAGES, nn.Conv2d, operator.add),
+    _row(LeNet, "lenet", (Input(shape=(3, 1, 12, 10)),), nn.Conv2d, nn.Linear, ranges=_POSITIVE),
+    _row(
+        lambda: nn.Sequential(nn.Linear(513, 257), nn.ReLU(), nn.Linear(257, 9)),
+        "many_rows",
+        (Input(shape=(33, 513)),),
+        nn.Linear,
+    ),
+    _row(Large, "large", (Input(shape=(1, 8, 67, 65)),), nn.Conv2d, nn.AvgPool2d),
     _row(Excited, "excited", (Input(shape=(2, 8, 5, 6)),), nn.Conv2d, operator.mul, ranges=((-3.0, 1.0),)),
     _row(Functional, "functional", (Input(shape=(2, 3, 8, 8)),), F.conv2d, F.linear),
-    _row(TwoBranches, "two_inputs", _ROWS * 2, nn.Linear, operator.add, ranges=((-1.0, 1.0), (0.0, 5.0))),
+    _row(TwoBranches, "two_inputs", _ROWS * 2, nn.Linear, operator.add, ranges=((-1.0, 1.0), (0.0, 50.0))),
     _row(ResNet, "resnet", (Input(shape=(2, 3, 32, 32)),), nn.Conv2d, nn.Linear, is_small=False),
     _row(MobileNet, "mobilenet", (Input(shape=(2, 3, 16, 16)),), nn.Conv2d, nn.Linear, is_small=False),
     _row(UNet, "unet", (Input(shape=(1, 3, 16, 16)),), nn.Conv2d, nn.ConvTranspose2d, is_small=False),

@@ -6,7 +6,7 @@
 # fault of: delegate's serializer
 # largest error: 9 LSB
 # cpu: all
-# claims: none alone; the model shared_linear
+# claims: none alone; the models shared_conv and shared_linear
 # reason: a bias at two places has the scale of the first
 
 import executorch.kernels.quantized  # noqa: F401  # registers the ops

@@ -7,7 +7,7 @@ is in another memory format than the generated code expects."""
 # fault of: layout that the lowering expects
 # largest error: raises
 # cpu: all
-# claims: none alone; the model digits
+# claims: none alone; the models digits and lenet
 # reason: a convolution of one channel with a dynamic batch is not compiled
 
 import torch

@@ -2,11 +2,11 @@
 
 # finding: 56
 # engine: inductor
-# claimed: a linear layer (module) that is called at two places
+# claimed: a layer (module) that is called at two places
 # fault of: pattern of the fusion
 # largest error: runs in float
 # cpu: all
-# claims: none; the model shared_linear
+# claims: none; the models shared_conv and shared_linear
 # reason: a layer that is called at two places runs in float
 
 import torch

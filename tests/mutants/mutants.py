@@ -10,6 +10,7 @@ from fx_quant_conformance.conformance.claims.claim import enumerate_claims
 from fx_quant_conformance.conformance.run.options import select_ids
 from tests.mutants import config_faults as config_faults  # it and the next enter theirs into reference_faults.MUTANTS
 from tests.mutants import (
+    context_faults,
     evidence_faults,
     fixed_grid_faults,
     flow_faults,
@@ -73,6 +74,7 @@ def _quantizer_faults() -> Iterable[Mutant]:
 
 MUTANTS: tuple[Mutant, ...] = (
     *_integer_faults(),
+    *context_faults.MUTANTS,
     *reference_faults.MUTANTS,
     *flow_faults.MUTANTS,
     *pattern_faults.MUTANTS,

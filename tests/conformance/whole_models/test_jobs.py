@@ -42,7 +42,20 @@ from tests.conformance.support.told import name_ops
 from tests.mutants.integer_faults import SecondCall
 from tests.mutants.integer_kernels import IntegerBackend, Integers, Kernels, Make, Sum, small_config, varied
 
-IN_INTEGERS = ("residual", "branches", "cat_of_ranges", "shared_relu", "shared_linear", "two_inputs", "resnet")
+IN_INTEGERS = (
+    "residual",
+    "branches",
+    "cat_of_ranges",
+    "shared_relu",
+    "shared_conv",
+    "shared_linear",
+    "read_inside",
+    "lenet",
+    "many_rows",
+    "large",
+    "two_inputs",
+    "resnet",
+)
 """The models that the integer kernels run."""
 
 
@@ -169,7 +182,7 @@ def test_the_outputs_of_two_heads_are_compared_one_by_one() -> None:
     jobs = model_jobs.jobs(bench.config, bench.capabilities, "full")
     job = next(each for each in jobs if each.id.startswith("model/two_outputs/ptq/quint8/"))
     right = result_of(job, bench)
-    assert (right.verdict, right.cases) == (Verdict.UNSHOWN, 9)
+    assert (right.verdict, right.cases) == (Verdict.UNSHOWN, 11)
     wrong = result_of(job, Bench(SecondOff(), seed=0, profile="full"))
     assert wrong.verdict is Verdict.REFUTED
     assert ", output 1: " in wrong.reason
