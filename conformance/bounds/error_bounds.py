@@ -23,6 +23,9 @@ from fx_quant_conformance.backends.base import Capabilities, Requantize
 
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes
+LARGEST = 2.0**128 * (1 - 2.0**-25)
+"""What is rounded to a number of float32; above it, to infinity."""
+_FAR_BELOW_LARGEST = 2.0**100
 JUMP = "jump"
 """The cause of an error that comes from an undecided element (jumps.py)."""
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
@@ -116,15 +119,18 @@ def settle_errors(real: Tensor, errors: Mapping[str, Tensor], call: OpCall | Non
 
     An error that is no number comes of two that are infinite, and has no bound. A result of a ``call`` is infinite, or
     no number, for every machine if it is so at both ends of the operands' errors, and has no error then; log(0 ± e) and
-    1 / (0 ± e) are not. Without a call, as of a choice, it is so if its errors are finite.
+    1 / (0 ± e) are not. Without a call, as of a choice, it is so if its errors are finite. Above the largest float32 a
+    machine holds infinity, or the value in a wider register; below the least, a mask added to a mask masks either way.
     """
     settled = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in errors.items()}
-    if not real.is_floating_point() or bool(real.isfinite().all()):
+    if not real.is_floating_point() or bool((real.abs() <= _FAR_BELOW_LARGEST).all()):
         return settled
     total = sum(errors.values(), torch.zeros_like(real))
-    is_certain = ~real.isfinite() & (~total.isinf() if call is None else _is_same(call, real))
+    is_finite, carried = real.isfinite(), torch.where(total > U * real.abs(), total, 0.0)
+    is_certain = ~is_finite & (~total.isinf() if call is None else _is_same(call, real))
     settled = {cause: torch.where(is_certain, 0.0, error) for cause, error in settled.items()}
-    return add_error(settled, JUMP, torch.where(real.isfinite() | is_certain, 0.0, math.inf))
+    is_known = is_certain | (is_finite & (real + carried <= LARGEST))
+    return add_error(settled, JUMP, torch.where(is_known, 0.0, math.inf))
 
 
 def _is_same(call: OpCall, result: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ def _pack_tensor(tensor: Tensor, pieces: list[bytes]) -> dict[str, Any]:
         return head
     tensor = tensor.cpu().resolve_conj().resolve_neg()
     pieces.append(memory_of(tensor))
-    return head | {"strides": list(tensor.stride()), "piece": len(pieces) - 1}
+    begins_later = tensor.storage_offset() > 0  # than its storage
+    return head | {"strides": list(tensor.stride()), "begins_later": begins_later, "piece": len(pieces) - 1}
 
 
 def memory_of(tensor: Tensor) -> bytes:
@@ -102,7 +103,9 @@ def _unpack_tensor(data: dict[str, Any], pieces: Sequence[bytes | memoryview]) -
         raise ValueError(f"{len(piece)} bytes for shape {shape} and strides {strides} of {dtype}")
     if not size:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(piece), dtype=dtype).as_strided(shape, strides)
+    offset = int(bool(data.get("begins_later")))
+    memory = torch.frombuffer(bytearray(offset * dtype.itemsize) + piece, dtype=dtype)
+    return memory.as_strided(shape, strides, offset)
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:

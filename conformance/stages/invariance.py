@@ -163,7 +163,7 @@ def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Fault]:
 
 @guard("invariance.strided")
 def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Fault]:
-    """Run on equal values that are not contiguous."""
+    """Run on equal values that are not contiguous, or begin later than their memory."""
     return _lay_out(reruns.STRIDED, lay_strided, repeat)
 
 

@@ -26,13 +26,14 @@ def lay_in_channels_last(inputs: Batch) -> Iterator[Layout]:
 
 
 def lay_strided(inputs: Batch) -> Iterator[Layout]:
-    """Lay inputs as every second element of a row, as one row for all of a batch, and with axes exchanged.
+    """Lay inputs as every second element of a row or its end, as one row for all of a batch, and with axes exchanged.
 
     Indices are left as they are: they are not quantized (nonfinite.py records the results for strided ones).
     """
     most = max((each.dim() for each in inputs if each.is_floating_point()), default=0)
     if most:
         yield "slices", inputs, _change_floats(inputs, copy_with_gaps)
+        yield "at an offset", inputs, _change_floats(inputs, _copy_at_an_offset)
         expanded = _change_floats(inputs, lambda value: value[:1].expand(value.shape))
         yield "expanded", tuple(each.contiguous() for each in expanded), expanded
     if most > 1:
@@ -50,9 +51,17 @@ def copy_with_gaps(value: Tensor) -> Tensor:
     return memory[..., 1::2].copy_(value)
 
 
+def _copy_at_an_offset(value: Tensor) -> Tensor:
+    """Return a contiguous tensor that begins later than its memory."""
+    return torch.cat([value.new_zeros(1), value.flatten()])[1:].view(value.shape)
+
+
 def clone_with_strides(value: Tensor) -> Tensor:
-    """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps."""
+    """Copy a tensor with its strides, whatever they are: ``clone`` makes one contiguous that overlaps or has gaps.
+
+    One that begins later than its storage does so in the copy, by one element.
+    """
     if not value.numel():
         return value.clone()
-    memory = value.as_strided((extent_of(value.shape, value.stride()),), (1,)).clone()
-    return memory.as_strided(value.shape, value.stride())
+    used, offset = value.as_strided((extent_of(value.shape, value.stride()),), (1,)), int(value.storage_offset() > 0)
+    return torch.cat([used.new_zeros(offset), used]).as_strided(value.shape, value.stride(), offset)

@@ -35,7 +35,7 @@ CHANGES: dict[str, str] = {
     REPETITION: "a second run on the same input gave another output",
     BATCH: "a batch in parts gave another output than the whole",
     CHANNELS_LAST: "inputs in channels_last layout gave another output than contiguous ones",
-    STRIDED: "inputs that are not contiguous gave another output than contiguous ones",
+    STRIDED: "inputs that lie otherwise in memory gave another output than contiguous ones",
     THREADS: "two threads gave another output than one",
     EMPTY: "a batch without rows gave another shape than the float model's",
     OPERANDS: "the inputs were written to, which the float model leaves as they are",

@@ -70,9 +70,14 @@ def _as_if_contiguous(value: Tensor) -> Tensor:
     return torch.as_strided(memory, value.shape, dense)
 
 
-def _reads(is_misread: Callable[[Tensor], bool]) -> Wrap:
+def _from_the_start(value: Tensor) -> Tensor:
+    """What a kernel reads that begins where the memory begins."""
+    return torch.as_strided(value, value.shape, value.stride(), 0)
+
+
+def _reads(is_misread: Callable[[Tensor], bool], misread: Callable[[Tensor], Tensor] = _as_if_contiguous) -> Wrap:
     def wrap(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
-        return lambda *inputs: lowered(*(_as_if_contiguous(x) if is_misread(x) else x for x in inputs))
+        return lambda *inputs: lowered(*(misread(x) if is_misread(x) else x for x in inputs))
 
     return wrap
 
@@ -83,6 +88,10 @@ def _is_last(value: Tensor) -> bool:
 
 def _is_gappy(value: Tensor) -> bool:
     return value.is_floating_point() and value.numel() > 0 and not value.is_contiguous() and not _is_last(value)
+
+
+def _begins_later(value: Tensor) -> bool:
+    return value.is_floating_point() and value.is_contiguous() and value.storage_offset() > 0
 
 
 def _rows(change: Callable[[Tensor, Tensor], Tensor]) -> Wrap:
@@ -215,6 +224,7 @@ def _twice_in_a_row(lowered: Callable[..., Any], *_: Any) -> Callable[..., Any]:
 
 wrapped("layout", "channels_last read as contiguous", _reads(_is_last), "NUM-07")
 wrapped("layout", "slices and transposed inputs read as contiguous", _reads(_is_gappy), "NUM-07")
+wrapped("layout", "inputs read from where their memory begins", _reads(_begins_later, _from_the_start), "NUM-07")
 wrapped("layout", "every row of a batch is the first", _rows(_first_row), *NUMBERS, "NUM-07")
 wrapped("layout", "rows beyond a tile of four are others", _rows(_beyond_tile), *NUMBERS, "NUM-07")
 wrapped("layout", "wrong for batches of another size than compiled", _compiled_size, "NUM-07")

@@ -52,6 +52,31 @@ def test_what_is_infinite_for_every_machine_has_no_error(run: Run) -> None:
     assert found.real[0].isinf() and found.error()[0] == 0
 
 
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize(
+    "run", [torch.sqrt, lambda x: (x + 1).asin(), lambda x: (x - 1).acos(), lambda x: (x + 1).erfinv()]
+)
+def test_what_may_be_beyond_the_domain_may_be_no_number(run: Run) -> None:
+    """A variance as a difference of means, or a cosine, may be off its end by what rounding is."""
+    ends = [0.0, 0.0] if run is torch.sqrt else [0.0, -0.5]
+    assert evaluate(run, value(ends, 1e-7)).error()[0] == math.inf
+    assert error(evaluate(run, value(ends)))[0] < 1e-5
+
+
+@pytest.mark.rule("NUM-04")
+def test_what_may_pass_the_largest_float32_is_not_known() -> None:
+    """A machine holds infinity there, or the value in a wider register."""
+    found = evaluate(lambda x: (1 + x.exp()).log(), value([80.0, 100.0]))
+    assert found.error()[0] < 1e-4 and found.error()[1] == math.inf
+    assert evaluate(torch.exp, value([88.5], 0.5)).error()[0] == math.inf
+    assert evaluate(torch.exp, value([88.5], 1e-6)).error()[0] < math.inf
+
+
+def test_masks_that_add_up_below_the_least_float32_still_mask() -> None:
+    weights = evaluate(lambda x, m: (x + m + m).softmax(-1), value([1.0, 2.0, 3.0, 4.0], 1e-6), MASKED)
+    assert float(weights.error().max()) < 1e-5
+
+
 def test_a_mask_of_minus_infinity_that_is_undecided_leaves_its_element_open() -> None:
     found = evaluate(lambda x: x.masked_fill(x < 0.5, -math.inf), value([0.499, 0.3, 0.9], 1e-2))
     assert found.error()[0] == math.inf  # masked or not
@@ -226,7 +251,8 @@ def test_whole_exponents_of_several_are_told_apart() -> None:
     for way in (-1, 1):
         moved = (x.real + way) ** torch.tensor([2.0, 3.0, 2.0])
         assert bool(((moved - found.real).abs() <= found.error()).all())
-    assert float(evaluate(lambda x: x**0.3, value([0.0, 1.0], 1e-6)).error().max()) < 0.1
+    powers = evaluate(lambda x: x**0.3, value([0.0, 1e-5, 1.0], 1e-6))
+    assert powers.error()[0] == math.inf and float(powers.error()[1:].max()) < 0.1
 
 
 def test_what_is_below_the_smallest_normal_number_rounds_to_its_steps() -> None:

@@ -95,16 +95,16 @@ def test_threads_layout_and_memory_are_those_of_the_caller(lowered_by: Lower) ->
     lowered = lowered_by("Tells")
     with fill_memory(0x5A):
         told = run_with_threads(2, lambda: lowered(INPUT.T))
-    assert [int(each) for each in told] == [2, *INPUT.T.stride(), 0x5A]
+    assert [int(each) for each in told] == [2, *INPUT.T.stride(), 0, 0x5A]
     assert next(int(each) for each in lowered(INPUT)) == torch.get_num_threads()
 
 
 def test_several_runs_have_each_its_layout_and_its_filling(lowered_by: Lower) -> None:
     lowered = lowered_by("Tells")
-    batches = [(INPUT,), (INPUT.T,), (torch.ones(4, 6)[::2, ::2],)]
+    batches = [(INPUT,), (INPUT.T,), (torch.ones(4, 6)[::2, 1::2],)]
     made = list(lowered.run_all(batches, [0x5A, 0xA5, 0]))
-    strides_and_filling = [[int(each) for each in output[1:]] for output in made]
-    assert strides_and_filling == [[3, 1, 0x5A], [1, 3, 0xA5], [12, 2, 0]]
+    layout_and_filling = [[int(each) for each in output[1:]] for output in made]
+    assert layout_and_filling == [[3, 1, 0, 0x5A], [1, 3, 0, 0xA5], [12, 2, 1, 0]]
     with fill_memory(0x33):
         assert [int(output[-1]) for output in lowered.run_all(batches)] == [0x33] * 3, "the caller's, by default"
 

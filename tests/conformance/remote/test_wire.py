@@ -32,6 +32,7 @@ def test_a_tensor_keeps_its_values_and_its_layout(tensor: Tensor) -> None:
     ((first,), (second,)) = unpack(data, pieces)
     for each in (first, second):
         assert each.dtype is tensor.dtype and each.stride() == tensor.stride()
+        assert each.storage_offset() == min(tensor.storage_offset(), 1)
         assert torch.equal(each.nan_to_num(7), tensor.nan_to_num(7))
 
 

@@ -114,10 +114,12 @@ class Writes(Good):
 
 
 class Tells(Good):
-    """Gives the number of threads, the strides of its input, and what memory is filled with."""
+    """Gives the number of threads, the strides and the offset of its input, and what memory is filled with."""
 
     def lower(self, reference_model: GraphModule, example_inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        return lambda x: tuple(map(torch.tensor, (torch.get_num_threads(), *x.stride(), current_filling())))
+        return lambda x: tuple(
+            map(torch.tensor, (torch.get_num_threads(), *x.stride(), x.storage_offset(), current_filling()))
+        )
 
 
 class Counts(Good):

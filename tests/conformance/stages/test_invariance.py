@@ -62,6 +62,7 @@ def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
         "repetition: at once",
         "channels_last: all inputs",
         "strided: slices",
+        "strided: at an offset",
         "strided: expanded",
         "strided: transposed",
         f"batch: 9 rows in parts of {SPLIT}",
@@ -77,7 +78,7 @@ def test_an_op_of_each_element_is_tried_under_all_changes() -> None:
         "NUM-07",
         "pass",
         Verdict.VERIFIED,
-        10,
+        11,
     )
 
 
