@@ -26,7 +26,7 @@ def lay_in_channels_last(inputs: Batch) -> Iterator[Layout]:
 
 
 def lay_strided(inputs: Batch) -> Iterator[Layout]:
-    """Lay inputs as every second element of a row or its end, as one row for all of a batch, and with axes exchanged.
+    """Lay inputs as each second element or the end of a longer row, as one row for a batch, and with axes exchanged.
 
     Indices are left as they are: they are not quantized (nonfinite.py records the results for strided ones).
     """

@@ -209,11 +209,8 @@ class Large(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.pool, self.average = (
-            nn.Conv2d(8, 8, 3),
-            nn.MaxPool2d(3, stride=2),
-            nn.AvgPool2d((16, 31)),
-        )
+        self.conv, self.pool = nn.Conv2d(8, 8, 3), nn.MaxPool2d(3, stride=2)
+        self.average = nn.AvgPool2d((16, 31))
 
     def forward(self, x: Tensor) -> Any:
         """Take images (N, 8, 67, 65); give (N, 8, 2, 1)."""
