@@ -37,7 +37,7 @@ from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.elsewhere import open_command, open_vectors
 from fx_quant_conformance.conformance.run.findings import read_findings
 from fx_quant_conformance.conformance.run.options import Options, raise_usage_error_for, select_ids
-from fx_quant_conformance.conformance.run.outline import Outline, Unit
+from fx_quant_conformance.conformance.run.outline import Outline, Place, Unit
 from fx_quant_conformance.conformance.run.waivers import WaiverError, Waivers, parse_waivers, read_waivers
 from fx_quant_conformance.conformance.stages.bench import Bench
 from fx_quant_conformance.conformance.stages.config import plan_claim
@@ -122,11 +122,9 @@ class Opened:
         )
 
     def _outline(self, unit: Claim | Job) -> Unit:
-        place: Literal["plain", "beside", "model"] = "plain"
-        if self.needs_own_code(unit):
-            place = "beside"
-        elif isinstance(unit, Job) and unit.is_users:
-            place = "model"
+        place: Place = "beside" if self.needs_own_code(unit) else "plain"
+        if isinstance(unit, Job) and unit.is_users:
+            place = "model beside" if place == "beside" else "model"
         if isinstance(unit, Job):
             kind: Literal["model", "measurement"] = "model" if unit.is_model else "measurement"
             return Unit(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from fx_quant_conformance.reports.codec import line_of, row_of
 from fx_quant_conformance.reports.schema import Header
+
+Place: TypeAlias = Literal["plain", "beside", "model", "model beside"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +18,8 @@ class Unit:
 
     id: str
     kind: Literal["claim", "model", "measurement"]
-    place: Literal["plain", "beside", "model"] = "plain"
-    """What the judge's process holds beside the suite: nothing, the vendor's code, or a model that is handed in."""
+    place: Place = "plain"
+    """What the judge's process holds beside the suite: nothing, the vendor's code, a user's model, or both."""
     is_adaptive: bool = False
     """Whether what it asks for next depends on the last answer."""
     pattern: str = ""

@@ -4,7 +4,7 @@
 |---|---|---|
 | judge | the suite | pytest's process |
 | judge beside the vendor's code | also the vendor's classes and functions, for claims on these | pytest's process |
-| judge of a model | also the model that a user hands in; a new one for each | pytest's process |
+| judge of a model | also a user's model, and the vendor's code where needed; a new one for each | pytest's process |
 | worker | the vendor's code | a judge, through pytest's process |
 
 All but the first have a guard, for they run code of others.
@@ -19,7 +19,7 @@ from fx_quant_conformance.conformance.machine.child import Child, Ending, Recipe
 from fx_quant_conformance.conformance.machine.frames import Frame
 from fx_quant_conformance.conformance.machine.workplace import Workplace, WorkResult
 from fx_quant_conformance.conformance.remote.worker import make_warm_workers
-from fx_quant_conformance.conformance.run.outline import Unit
+from fx_quant_conformance.conformance.run.outline import Place, Unit
 from fx_quant_conformance.conformance.run.setup import Setup, make_reproducing_request, make_request
 from fx_quant_conformance.reports.schema import Check, ClaimResult
 
@@ -67,14 +67,22 @@ class Workplaces:
             worker = make_warm_workers(setup.options.backend, limit=limit, first=first_worker)
         judge = make_judge_recipe(setup)
         guarded = replace(judge, is_guarded=True)
-        beside = replace(guarded, arguments=(replace(setup, imports_vendor=True),))
-        patient = replace(setup.options, claim_timeout=limit * MODEL_PATIENCE)
-        of_model = replace(guarded, arguments=(replace(setup, options=patient),))
-        self._places = {unit.id: unit.place for unit in units}
-        self._plain = Workplace(judge, worker, limit=limit, first=first_judge)
-        self._beside = Workplace(beside, worker, limit=limit, holds="the vendor's code")
-        # what a user's model changes in its process, no other model finds
-        self._of_model = Workplace(of_model, worker, limit=patient.claim_timeout, holds="the user's model", keeps=False)
+        patience = limit * MODEL_PATIENCE
+        of_model = replace(setup, options=replace(setup.options, claim_timeout=patience))
+
+        def open_beside(setup: Setup, holds: str, limit: float, *, keeps: bool) -> Workplace:
+            return Workplace(replace(guarded, arguments=(setup,)), worker, limit=limit, holds=holds, keeps=keeps)
+
+        self._place_of = {unit.id: unit.place for unit in units}
+        self._places: dict[Place, Workplace] = {
+            "plain": Workplace(judge, worker, limit=limit, first=first_judge),
+            "beside": open_beside(replace(setup, imports_vendor=True), "the vendor's code", limit, keeps=True),
+            # what a user's model changes in its process, no other model finds
+            "model": open_beside(of_model, "the user's model", patience, keeps=False),
+            "model beside": open_beside(
+                replace(of_model, imports_vendor=True), "the vendor's code and the user's model", patience, keeps=False
+            ),
+        }
 
     def run(self, name: str) -> WorkResult:
         """Run a claim or job by its ID."""
@@ -90,11 +98,11 @@ class Workplaces:
 
     def close(self) -> None:
         """End all processes."""
-        for place in (self._plain, self._beside, self._of_model):
+        for place in self._places.values():
             place.close()
         for child in self._first:  # no work may have needed it
             if child is not None:
                 child.end()
 
     def _ask(self, name: str, request: Frame) -> WorkResult:
-        return {"plain": self._plain, "beside": self._beside, "model": self._of_model}[self._places[name]].run(request)
+        return self._places[self._place_of[name]].run(request)

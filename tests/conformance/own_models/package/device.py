@@ -14,6 +14,7 @@ from fx_quant_conformance.backends.base import Execution, Representation
 from fx_quant_conformance.backends.exporting import Compiled
 from fx_quant_conformance.backends.reference import ReferenceBackend
 from fx_quant_conformance.backends.torch_engines.qnnpack import QnnpackBackend
+from fx_quant_conformance.refimpl import BackendConfig, BackendPatternConfig, DTypeConfig, quint8
 
 
 class Device(QnnpackBackend):
@@ -67,6 +68,24 @@ class Programs(ReferenceBackend):
     def execution(self, lowered: Any) -> Any:
         """Say that nothing ran in float."""
         return Execution(quantized_ops=lowered.ops, float_fallbacks=())
+
+
+class Clamp(nn.Module):
+    """An op of the device's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Keep what is between -1 and 1."""
+        return x.clamp(-1.0, 1.0)
+
+
+class OwnClass(Programs):
+    """Claims an op of its own too, so that models are judged beside its code."""
+
+    def backend_config(self) -> BackendConfig:
+        """Add an entry for the op."""
+        types = DTypeConfig(input_dtype=quint8, output_dtype=quint8)
+        entry = BackendPatternConfig(Clamp).set_dtype_configs([types])
+        return super().backend_config().set_backend_pattern_config(entry)
 
 
 class FaultyPrograms(Programs):
