@@ -23,9 +23,8 @@ from fx_quant_conformance.backends.base import Capabilities, Requantize
 
 U = 2.0**-24  # unit roundoff of float32
 U64 = 2.0**-53  # of float64, in which the oracle computes
-LARGEST = 2.0**128 * (1 - 2.0**-25)
-"""What is rounded to a number of float32; above it, to infinity."""
-_FAR_BELOW_LARGEST = 2.0**100
+OVERFLOW = 2.0**128 * (1 - 2.0**-25)
+"""The least number that float32 rounds to infinity."""
 JUMP = "jump"
 """The cause of an error that comes from an undecided element (jumps.py)."""
 _LEVELS = 255  # the most steps between an integer of 8 bits and its zero point
@@ -119,18 +118,22 @@ def settle_errors(real: Tensor, errors: Mapping[str, Tensor], call: OpCall | Non
 
     An error that is no number comes of two that are infinite, and has no bound. A result of a ``call`` is infinite, or
     no number, for every machine if it is so at both ends of the operands' errors, and has no error then; log(0 ± e) and
-    1 / (0 ± e) are not. Without a call, as of a choice, it is so if its errors are finite. Above the largest float32 a
-    machine holds infinity, or the value in a wider register; below the least, a mask added to a mask masks either way.
+    1 / (0 ± e) are not. Without a call, as of a choice, it is so if its errors are finite. From 2¹²⁸ on a machine holds
+    infinity, or the value in a wider register. Below -2¹²⁸ a value is taken as it is: it is a mask added to a mask.
     """
     settled = {cause: error.nan_to_num(math.inf, math.inf) for cause, error in errors.items()}
-    if not real.is_floating_point() or bool((real.abs() <= _FAR_BELOW_LARGEST).all()):
+    if not real.is_floating_point():
         return settled
     total = sum(errors.values(), torch.zeros_like(real))
-    is_finite, carried = real.isfinite(), torch.where(total > U * real.abs(), total, 0.0)
-    is_certain = ~is_finite & (~total.isinf() if call is None else _is_same(call, real))
+    carried = torch.where(total > U * real.abs(), total, 0.0)  # one rounding passes no end
+    is_known = real.isfinite() & (real + carried < OVERFLOW)
+    if bool(is_known.all()):
+        return settled
+    is_certain = ~real.isfinite()
+    if bool(is_certain.any()):
+        is_certain &= ~total.isinf() if call is None else _is_same(call, real)
     settled = {cause: torch.where(is_certain, 0.0, error) for cause, error in settled.items()}
-    is_known = is_certain | (is_finite & (real + carried <= LARGEST))
-    return add_error(settled, JUMP, torch.where(is_known, 0.0, math.inf))
+    return add_error(settled, JUMP, torch.where(is_known | is_certain, 0.0, math.inf))
 
 
 def _is_same(call: OpCall, result: Tensor) -> Tensor:

@@ -110,7 +110,6 @@ def _bound_power(call: OpCall) -> Errors:
             (x.real + way * error).clamp(min=0) ** (a.real + other * a.error()) for way in (-1, 1) for other in (-1, 1)
         ]
         moved = torch.stack([(end - call.result).abs() for end in ends]).nan_to_num(math.inf, math.inf).amax(0)
-        moved = torch.where(x.real - error < 0, math.inf, moved)
         both = error + a.error()
         slope = torch.where(both > 0, (moved + 8 * U64 * call.result.abs()) / both, 0.0)
         return torch.where(is_whole, whole, slope), slope

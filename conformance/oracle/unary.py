@@ -34,7 +34,7 @@ class Unary(NamedTuple):
     """Its evaluation is off by at most ``relative``·|y| + ``absolute``."""
     low: float = -math.inf
     high: float = math.inf
-    """The ends of its domain; it gives no number beyond."""
+    """The ends of its domain; no right machine's operand is beyond."""
     turns: tuple[float, ...] = ()
     """Where its slope changes its sign."""
     steepest: float | None = None
@@ -77,14 +77,14 @@ UNARY: Mapping[str, Unary] = {
 def find_reach_at(
     run: Callable[[Tensor], Tensor], x: Value, result: Tensor, function: Unary, poles: Tensor | None = None
 ) -> Tensor:
-    """Return the slope of the chord from x to the farthest result within its error; infinite where it has no end."""
+    """Return the slope of the chord from x to the farthest result within its error; infinite beyond a pole."""
     error = x.error()
-    leaves = (x.real - error < function.low) | (x.real + error > function.high)
     ends = [(x.real + way * error).clamp(function.low, function.high) for way in (-1, 1)]
     turns = [torch.where((x.real - turn).abs() <= error, turn, x.real) for turn in function.turns]
     moved = torch.stack([(run(end) - result).abs() for end in (*ends, *turns)]).nan_to_num(math.inf, math.inf).amax(0)
     moved = moved + 8 * U64 * result.abs()  # the difference of two values in float64
-    moved = torch.where(leaves if poles is None else leaves | poles, math.inf, moved)
+    if poles is not None:
+        moved = torch.where(poles, math.inf, moved)
     return torch.where(error > 0, moved / error, 0.0)
 
 

@@ -70,16 +70,16 @@ class Workplaces:
         patience = limit * MODEL_PATIENCE
         of_model = replace(setup, options=replace(setup.options, claim_timeout=patience))
 
-        def open_beside(setup: Setup, holds: str, limit: float, *, keeps: bool) -> Workplace:
+        def open_guarded(setup: Setup, holds: str, limit: float, *, keeps: bool) -> Workplace:
             return Workplace(replace(guarded, arguments=(setup,)), worker, limit=limit, holds=holds, keeps=keeps)
 
         self._place_of = {unit.id: unit.place for unit in units}
         self._places: dict[Place, Workplace] = {
             "plain": Workplace(judge, worker, limit=limit, first=first_judge),
-            "beside": open_beside(replace(setup, imports_vendor=True), "the vendor's code", limit, keeps=True),
+            "beside": open_guarded(replace(setup, imports_vendor=True), "the vendor's code", limit, keeps=True),
             # what a user's model changes in its process, no other model finds
-            "model": open_beside(of_model, "the user's model", patience, keeps=False),
-            "model beside": open_beside(
+            "model": open_guarded(of_model, "the user's model", patience, keeps=False),
+            "model beside": open_guarded(
                 replace(of_model, imports_vendor=True), "the vendor's code and the user's model", patience, keeps=False
             ),
         }

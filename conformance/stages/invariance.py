@@ -191,7 +191,10 @@ def split_batch(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     whole = _make_batch(repeat)
     if whole is None:
         return
-    parts = list(zip(*(torch.split(each, list(SPLIT)) for each in whole), strict=True))
+    pieces = (
+        [part.clone() for part in torch.split(each, list(SPLIT))] for each in whole
+    )  # each from its memory's start
+    parts = list(zip(*pieces, strict=True))
     if not _are_close(repeat.run_float(whole), _join([repeat.run_float(part) for part in parts])):
         return
     where = repeat.where(reruns.BATCH, f"{sum(SPLIT)} rows in parts of {SPLIT}")

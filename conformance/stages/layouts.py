@@ -1,4 +1,4 @@
-"""Layouts: equal values with another layout in memory: channels_last, slices, expanded and exchanged axes."""
+"""Equal values with another layout in memory: channels_last, slices, an offset, expanded and exchanged axes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lay_in_channels_last(inputs: Batch) -> Iterator[Layout]:
 
 
 def lay_strided(inputs: Batch) -> Iterator[Layout]:
-    """Lay inputs as each second element or the end of a longer row, as one row for a batch, and with axes exchanged.
+    """Lay inputs as every second element of a row, at an offset, as one row for a whole batch, and with axes exchanged.
 
     Indices are left as they are: they are not quantized (nonfinite.py records the results for strided ones).
     """

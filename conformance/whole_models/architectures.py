@@ -205,7 +205,7 @@ class LeNet(nn.Module):
 
 
 class Large(nn.Module):
-    """An image of more than 64 pixels each way and an average over a wide window."""
+    """An image of more than 64 pixels each way, which is returned pooled, and its averages over wide windows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,8 +213,9 @@ class Large(nn.Module):
         self.average = nn.AvgPool2d((16, 31))
 
     def forward(self, x: Tensor) -> Any:
-        """Take images (N, 8, 67, 65); give (N, 8, 2, 1)."""
-        return self.average(self.pool(self.conv(x)))
+        """Take images (N, 8, 67, 65); give (N, 8, 32, 31) and (N, 8, 2, 1)."""
+        pooled = self.pool(self.conv(x))
+        return pooled, self.average(pooled)
 
 
 class Excited(nn.Module):
@@ -287,9 +288,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _row(ReadInside, "read_inside", _IMAGES, nn.Conv2d, operator.add),
     _row(LeNet, "lenet", (Input(shape=(3, 1, 12, 10)),), nn.Conv2d, nn.Linear, ranges=_POSITIVE),
     _row(
-        lambda: nn.Sequential(nn.Linear(513, 257), nn.ReLU(), nn.Linear(257, 9)),
+        lambda: nn.Sequential(nn.Linear(641, 321), nn.ReLU(), nn.Linear(321, 9)),
         "many_rows",
-        (Input(shape=(33, 513)),),
+        (Input(shape=(33, 641)),),
         nn.Linear,
     ),
     _row(Large, "large", (Input(shape=(1, 8, 67, 65)),), nn.Conv2d, nn.AvgPool2d),

@@ -54,13 +54,11 @@ def test_what_is_infinite_for_every_machine_has_no_error(run: Run) -> None:
 
 @pytest.mark.rule("NUM-04")
 @pytest.mark.parametrize(
-    "run", [torch.sqrt, lambda x: (x + 1).asin(), lambda x: (x - 1).acos(), lambda x: (x + 1).erfinv()]
+    "run", [lambda x: x.square().sum(-1, keepdim=True).sqrt(), lambda x: x.relu().sqrt(), lambda x: (x**2) ** 0.5]
 )
-def test_what_may_be_beyond_the_domain_may_be_no_number(run: Run) -> None:
-    """A variance as a difference of means, or a cosine, may be off its end by what rounding is."""
-    ends = [0.0, 0.0] if run is torch.sqrt else [0.0, -0.5]
-    assert evaluate(run, value(ends, 1e-7)).error()[0] == math.inf
-    assert error(evaluate(run, value(ends)))[0] < 1e-5
+def test_a_root_of_what_no_machine_has_below_zero_is_known(run: Run) -> None:
+    assert float(evaluate(run, value([0.0])).error().max()) < 1e-15
+    assert float(evaluate(run, value([0.0], 1e-6)).error().max()) < 1e-2
 
 
 @pytest.mark.rule("NUM-04")
@@ -69,6 +67,7 @@ def test_what_may_pass_the_largest_float32_is_not_known() -> None:
     found = evaluate(lambda x: (1 + x.exp()).log(), value([80.0, 100.0]))
     assert found.error()[0] < 1e-4 and found.error()[1] == math.inf
     assert evaluate(torch.exp, value([88.5], 0.5)).error()[0] == math.inf
+    assert evaluate(torch.exp, value([60.0], 40.0)).error()[0] == math.inf
     assert evaluate(torch.exp, value([88.5], 1e-6)).error()[0] < math.inf
 
 
@@ -251,8 +250,7 @@ def test_whole_exponents_of_several_are_told_apart() -> None:
     for way in (-1, 1):
         moved = (x.real + way) ** torch.tensor([2.0, 3.0, 2.0])
         assert bool(((moved - found.real).abs() <= found.error()).all())
-    powers = evaluate(lambda x: x**0.3, value([0.0, 1e-5, 1.0], 1e-6))
-    assert powers.error()[0] == math.inf and float(powers.error()[1:].max()) < 0.1
+    assert float(evaluate(lambda x: x**0.3, value([0.0, 1.0], 1e-6)).error().max()) < 0.1
 
 
 def test_what_is_below_the_smallest_normal_number_rounds_to_its_steps() -> None:

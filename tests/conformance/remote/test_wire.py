@@ -20,6 +20,7 @@ from fx_quant_conformance.conformance.remote.wire import HeldOutputs, pack, unpa
         torch.tensor(3),
         torch.ones(1).expand(5),
         torch.arange(9)[1::2],
+        torch.arange(9.0)[3:],
         torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         torch.tensor([True, False]),
         torch.randn(3).bfloat16(),
