@@ -158,13 +158,13 @@ def _are_close(left: list[Tensor] | None, right: list[Tensor] | None) -> bool:
 @guard("invariance.channels_last")
 def lay_out_in_channels_last(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on equal values in channels_last."""
-    return _lay_out(reruns.CHANNELS_LAST, lay_in_channels_last, repeat)
+    yield from _lay_out(reruns.CHANNELS_LAST, lay_in_channels_last, repeat)
 
 
 @guard("invariance.strided")
 def lay_out_strided(repeat: reruns.RepeatRun) -> Iterator[Fault]:
     """Run on equal values that are not contiguous, or begin later than their memory."""
-    return _lay_out(reruns.STRIDED, lay_strided, repeat)
+    yield from _lay_out(reruns.STRIDED, lay_strided, repeat)
 
 
 def _lay_out(change: str, layouts: Callable[[Batch], Iterator[Layout]], repeat: reruns.RepeatRun) -> Iterator[Fault]:

@@ -15,8 +15,12 @@ CANDIDATES = 3
 WHY: Mapping[str, str] = {
     "config.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, "
     "without one",
+    "invariance.repetition": "a run that differs from the one before differs from it in another layout or batch as well; "
+    "it says that nothing was changed",
     "invariance.models": "in full a claim's other cases are models of its structure as well; in quick it is what sees "
     "the fault in most claims",
+    "models.check_repeats": "it finds no fault: it leaves a model open whose results depend on earlier runs, which "
+    "others would refute",
     "prepare.check_prepared_dynamic": "what it finds shows in the reference model as well; it names the rule of "
     "prepare, where the fault is",
     "prepare.check_unobserved": "for a size to be observed OBS-03 and OBS-10 would both have to fail in the flow; "
