@@ -15,8 +15,8 @@ CANDIDATES = 3
 WHY: Mapping[str, str] = {
     "config.modules": "prepare and convert refuse the same, at the first model; it names the part of the entry, "
     "without one",
-    "invariance.repetition": "a run that differs from the one before differs from it in another layout or batch as well; "
-    "it says that nothing was changed",
+    "invariance.repetition": "a run that differs from the one before does so in another layout or batch as well; it "
+    "says that nothing was changed",
     "invariance.models": "in full a claim's other cases are models of its structure as well; in quick it is what sees "
     "the fault in most claims",
     "models.check_repeats": "it finds no fault: it leaves a model open whose results depend on earlier runs, which "
