@@ -213,7 +213,7 @@ Faults that `quick` does not find:
 
 {missed}
 
-The gate runs in a checkout of the suite: `python -m tests.mutation -n 2`, some 50 minutes. It prints the long tables,
+The gate runs in a checkout of the suite: `python -m tests.mutation -n 2`, some 70 minutes. It prints the long tables,
 and writes their data into `build/mutation/detection-power.json`: each mutant with the rules, checks, claims and
 comparisons that found it; for each op, the smallest fault that is found; for each check, the mutants that survive where
 it alone is taken away. `--mutant=GLOB` runs some. To see whether the suite would find a fault of your own, enter a
