@@ -91,8 +91,8 @@ class WritesOver(Linked):
         if self.called(n) is not operator.add:
             return result
         place = self.nodes().index
-        values = {node: self.env[node] for node in n.all_input_nodes}
-        for node, value in values.items():
+        for node in n.all_input_nodes:
+            value = self.env[node]
             readers = [reader for reader in _readers(_source(node)) if reader.op != "output"]
             if n is max(readers, key=place) and value.q.shape == result.total.shape:
                 value.q.copy_((result.total / result.scale).round())
@@ -122,9 +122,8 @@ class PacksOnce(Kernels):
 class KeepsByValue(Kernels):
     def reference_module(self, module: Any, x: Integers) -> Sum:
         key = module.get_quantized_weight().numpy().tobytes()
-        zero_point = self.__dict__.setdefault("packed", {}).setdefault(key, (module, x.zero_point))
-        kept = zero_point[1] if zero_point[0] is not module else x.zero_point
-        return super().reference_module(module, replace(x, zero_point=kept))
+        first, zero_point = self.__dict__.setdefault("packed", {}).setdefault(key, (module, x.zero_point))
+        return super().reference_module(module, x if module is first else replace(x, zero_point=zero_point))
 
 
 @wrong("layout", "an image flattened as channels last for a linear layer", "lenet")
