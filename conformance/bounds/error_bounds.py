@@ -255,8 +255,8 @@ def make_aten_rule(bound: ErrorBound, kind: str = FUNCTION, exact: Callable[...,
 
 
 def add_error(errors: Errors, cause: str, bound: Tensor) -> Errors:
-    """Add a bound to what the errors have of a cause; return the errors."""
-    errors[cause] = errors[cause] + bound if cause in errors else bound
+    """Add a bound, in float64 as all errors are, to what the errors have of a cause; return the errors."""
+    errors[cause] = errors[cause] + bound if cause in errors else bound.double()
     return errors
 
 

@@ -127,7 +127,7 @@ def leave_numberless(value: Value) -> Value:
     """Return a value of which nothing is known where it is no number: it is rounded, or is a result of the model."""
     if not value.real.is_floating_point() or not bool(value.real.isnan().any()):
         return value
-    errors = add_error(dict(value.errors), JUMP, torch.where(value.real.isnan(), math.inf, 0.0).double())
+    errors = add_error(dict(value.errors), JUMP, torch.where(value.real.isnan(), math.inf, 0.0))
     return replace(value, errors=errors)
 
 

@@ -71,6 +71,15 @@ def test_what_may_pass_the_largest_float32_is_not_known() -> None:
     assert evaluate(torch.exp, value([88.5], 1e-6)).error()[0] < math.inf
 
 
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("run", [lambda x: 1 / x, lambda x: (40 * (x + 2)).exp()])
+def test_what_is_open_is_open_in_the_products_that_read_it(run: Run) -> None:
+    """It was an error in float32, which no product takes beside float64."""
+    found = evaluate(lambda x, y: run(x) @ y, value([[0.0, 0.25]], 1e-3), value([[1.0], [0.0]]))
+    assert found.error().dtype == torch.float64 and found.error().shape == (1, 1)
+    assert found.error()[0, 0] == math.inf
+
+
 def test_masks_that_add_up_below_the_least_float32_still_mask() -> None:
     weights = evaluate(lambda x, m: (x + m + m).softmax(-1), value([1.0, 2.0, 3.0, 4.0], 1e-6), MASKED)
     assert float(weights.error().max()) < 1e-5
