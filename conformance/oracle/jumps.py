@@ -108,6 +108,16 @@ def _step(call: OpCall) -> Any:
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
+def _low_end(x: Value) -> Tensor:
+    """The least that a value may be on a right machine."""
+    return (x.real - x.error()).nan_to_num(-math.inf, math.inf, -math.inf)
+
+
+def _high_end(x: Value) -> Tensor:
+    """The most that a value may be on a right machine."""
+    return (x.real + x.error()).nan_to_num(math.inf, math.inf, -math.inf)
+
+
 def _find_sign(call: OpCall) -> Any:
     """Whether a number is below zero, which it may be where it is within its error of zero."""
     x = as_operand(call.args[0])
@@ -126,14 +136,14 @@ def _find_bucket(call: OpCall) -> Any:
         raise NoOracleError("the order of what is searched is undecided")
     run = call.function.overloadpacket  # type: ignore[attr-defined]
 
-    def find(way: int) -> Tensor:
-        ends = bounds.real - way * bounds.error()
-        ends = ends if sorter is None else ends.gather(-1, sorter)
-        moved = ends.sort(-1).values, x.real + way * x.error()
-        found: Tensor = run(*(moved if is_search else moved[::-1]), *call.args[2:], **options)
+    def find(bounds: Tensor, x: Tensor) -> Tensor:
+        bounds = bounds if sorter is None else bounds.gather(-1, sorter)
+        given = bounds.sort(-1).values, x
+        found: Tensor = run(*(given if is_search else given[::-1]), *call.args[2:], **options)
         return found
 
-    return choose(find(0), find(-1) != find(1))
+    low, high = find(_high_end(bounds), _low_end(x)), find(_low_end(bounds), _high_end(x))
+    return choose(find(bounds.real, x.real), low != high)
 
 
 def _count(call: OpCall) -> Any:
@@ -207,7 +217,7 @@ def _cast(call: OpCall) -> Any:
         given = as_operand(x)
         if dtype is torch.bool:
             return choose(given.real != 0, ~(given.real.abs() > given.error()) & (given.error() > 0))
-        low, exact, high = ((given.real + way * given.error()).trunc() for way in (-1, 0, 1))
+        low, exact, high = (each.trunc() for each in (_low_end(given), given.real, _high_end(given)))
         moved = torch.maximum(high - exact, exact - low).nan_to_num(math.inf, math.inf)
         return Value(real=exact.to(dtype), errors={JUMP: moved}, dtype=dtype) if bool(moved.any()) else exact.to(dtype)
     given = as_operand(x)

@@ -80,6 +80,25 @@ def test_what_is_open_is_open_in_the_products_that_read_it(run: Run) -> None:
     assert found.error()[0, 0] == math.inf
 
 
+@pytest.mark.rule("NUM-04")
+def test_an_index_of_which_nothing_is_known_is_still_an_index() -> None:
+    """0 · ∞ was added to it: an index that no table has."""
+    found = evaluate(lambda x: torch.arange(4.0)[x.long()], value([2.0], math.inf))
+    assert float(found.real) == 2 and float(found.error()) == 2
+    places = evaluate(
+        lambda x: F.grid_sample(torch.arange(16.0).reshape(1, 1, 4, 4), x), value(torch.zeros(1, 1, 1, 2), math.inf)
+    )
+    assert float(places.real) == 7.5 and bool(places.error().isinf().all())
+
+
+@pytest.mark.rule("NUM-04")
+@pytest.mark.parametrize("number", [0.5, math.inf, -math.inf])
+def test_a_bucket_of_which_nothing_is_known_is_undecided(number: float) -> None:
+    bounds = torch.arange(4.0)
+    found = evaluate(lambda x: torch.bucketize(x, bounds), value([number], math.inf))
+    assert float(found.error()) == math.inf and int(found.real) == int(torch.bucketize(torch.tensor([number]), bounds))
+
+
 def test_masks_that_add_up_below_the_least_float32_still_mask() -> None:
     weights = evaluate(lambda x, m: (x + m + m).softmax(-1), value([1.0, 2.0, 3.0, 4.0], 1e-6), MASKED)
     assert float(weights.error().max()) < 1e-5
