@@ -265,11 +265,11 @@ def test_an_evaluation_that_does_not_end_costs_no_verdict(tmp_path: Path) -> Non
 )
 def test_a_model_that_is_not_captured_in_time_is_told_as_such(tmp_path: Path, device: str, holds: str) -> None:
     """It has five times as long as a claim, also beside the vendor's code."""
-    options = ("--claim=model/own/*/pt2e/quint8/*", "--claim-timeout=1")
+    options = ("--claim=model/own/*/pt2e/quint8/*", "--claim-timeout=2")
     ran = run(tmp_path, f"device:{device}", "--model=nets:endless", *options, cwd=PACKAGE)
     row = find_model(ran, "nets:endless")
     place = f"the process that holds both the suite and {holds} (in capture)"
-    assert (row.verdict, row.reason) == (Verdict.TIMEOUT, f"{place} did not end within 5 s (--claim-timeout)")
+    assert (row.verdict, row.reason) == (Verdict.TIMEOUT, f"{place} did not end within 10 s (--claim-timeout)")
     assert "nets.py" in str(row.evidence["printed"])
 
 
