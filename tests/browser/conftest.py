@@ -194,10 +194,11 @@ def until() -> Callable[..., float]:
 
 @pytest.fixture(scope="session")
 def in_sight(until: Callable[..., float]) -> Callable[[Any, str], None]:
-    """Waits until the element with an ID is unfolded, and its first corner on the screen with nothing over it."""
+    """Waits until the element with an ID is there, unfolded, its first corner on the screen with nothing over it."""
     condition = """id => {
-      const element = document.getElementById(id), place = element.getBoundingClientRect();
-      return element.checkVisibility() && element.contains(document.elementFromPoint(place.left + 5, place.top + 5));
+      const element = document.getElementById(id), place = element?.getBoundingClientRect();
+      return place && element.checkVisibility()
+        && element.contains(document.elementFromPoint(place.left + 5, place.top + 5));
     }"""
 
     def wait(page: Any, name: str) -> None:
