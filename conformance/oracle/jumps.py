@@ -108,14 +108,11 @@ def _step(call: OpCall) -> Any:
     return Value(real=result, errors={JUMP: moved} if bool(moved.any()) else {})
 
 
-def _low_end(x: Value) -> Tensor:
-    """The least that a value may be on a right machine."""
-    return (x.real - x.error()).nan_to_num(-math.inf, math.inf, -math.inf)
-
-
-def _high_end(x: Value) -> Tensor:
-    """The most that a value may be on a right machine."""
-    return (x.real + x.error()).nan_to_num(math.inf, math.inf, -math.inf)
+def _ends_of(x: Value) -> tuple[Tensor, Tensor]:
+    """The least and the most that a value may be on a right machine."""
+    error = x.error()
+    low, high = x.real - error, x.real + error
+    return low.nan_to_num(-math.inf, math.inf, -math.inf), high.nan_to_num(math.inf, math.inf, -math.inf)
 
 
 def _find_sign(call: OpCall) -> Any:
@@ -142,8 +139,8 @@ def _find_bucket(call: OpCall) -> Any:
         found: Tensor = run(*(given if is_search else given[::-1]), *call.args[2:], **options)
         return found
 
-    low, high = find(_high_end(bounds), _low_end(x)), find(_low_end(bounds), _high_end(x))
-    return choose(find(bounds.real, x.real), low != high)
+    (least, most), (first, last) = map(_ends_of, (x, bounds))
+    return choose(find(bounds.real, x.real), find(last, least) != find(first, most))
 
 
 def _count(call: OpCall) -> Any:
@@ -217,7 +214,7 @@ def _cast(call: OpCall) -> Any:
         given = as_operand(x)
         if dtype is torch.bool:
             return choose(given.real != 0, ~(given.real.abs() > given.error()) & (given.error() > 0))
-        low, exact, high = (each.trunc() for each in (_low_end(given), given.real, _high_end(given)))
+        exact, low, high = (each.trunc() for each in (given.real, *_ends_of(given)))
         moved = torch.maximum(high - exact, exact - low).nan_to_num(math.inf, math.inf)
         return Value(real=exact.to(dtype), errors={JUMP: moved}, dtype=dtype) if bool(moved.any()) else exact.to(dtype)
     given = as_operand(x)
@@ -274,8 +271,8 @@ def _look_up(find_mask: Callable[[OpCall, Tensor], Tensor], call: OpCall) -> Any
     x = as_operand(source)
     errors = {cause: move(error_of(cause)(x)) for cause in x.errors}
     if bool(undecided.any()):
-        low, high = (x.real - x.error()).min(), (x.real + x.error()).max()
-        reach = torch.maximum(high - result, result - low)
+        low, high = _ends_of(x)
+        reach = torch.maximum(high.max() - result, result - low.min())
         add_error(errors, JUMP, torch.where(undecided, reach, 0.0))
     return Value(real=result, errors=errors, dtype=source.dtype)
 
