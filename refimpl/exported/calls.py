@@ -27,6 +27,7 @@ from fx_quant_conformance.refimpl.config.patterns import leaves
 from fx_quant_conformance.refimpl.errors import ModelError
 from fx_quant_conformance.refimpl.graph.example_run import Examples, Fact, Seen
 from fx_quant_conformance.refimpl.graph.graph_modules import Draft
+from fx_quant_conformance.refimpl.graph.in_place import works_in_place
 from fx_quant_conformance.refimpl.graph.matching import find_matches
 from fx_quant_conformance.refimpl.graph.tracing import Places, attribute_of, is_whole, parameter_names_of
 
@@ -179,6 +180,8 @@ def _find_callees(node: Node, *, is_alone: bool) -> Iterator[Any]:
     ``is_alone``: it is all that the call became.
     """
     kind, _, name = (node.meta.get(_NOTE) or ("", ""))[1].rpartition(".")
+    if name.endswith("_") and not name.endswith("__") and not works_in_place(node):  # decomposed to what is not
+        name = name[:-1]
     if node.target is operator.getitem:
         yield operator.getitem
     elif name == _ATTENTION and is_alone:  # its layers are calls of their own

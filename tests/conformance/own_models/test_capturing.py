@@ -215,6 +215,18 @@ def test_what_an_op_does_in_place_is_kept_though_nobody_reads_its_result(compute
     assert torch.equal(found(x.clone()), model(x.clone()))
 
 
+def test_what_is_no_longer_in_place_is_called_without() -> None:
+    """What else writes into a view makes torch decompose the program; ``2 += x`` was written, which is no Python."""
+
+    def compute(model: Any, x: Tensor) -> Any:
+        return (_mask(model, x) * x).add_(2)
+
+    model, x = Model(compute, layer=nn.Linear(3, 3)).eval(), torch.randn(4, 3)
+    found = captured(model, x)
+    assert called(found)[-2:] == [operator.mul, operator.add]
+    assert torch.equal(found(x), model(x))
+
+
 def test_the_state_of_the_model_is_not_changed() -> None:
     def compute(model: Any, x: Tensor) -> Any:
         rows = model.layer(x)
