@@ -114,7 +114,7 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
     try:
         model = copy.deepcopy(given.model).eval()
         exported = export_open(model, _clone(given.example_inputs), dynamic_batch=dynamic_batch)
-        if any(map(_writes_view, exported.graph.nodes)):  # what prepare puts between a view and its base parts them
+        if any(_writes_view(node) or _is_of_vmap(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})
         program = open_module(exported)
     except Exception as error:
@@ -130,10 +130,18 @@ def _capture(given: GivenModel, config: BackendConfig, *, dynamic_batch: bool) -
 
 
 def _writes_view(node: Node) -> bool:
-    """Tell whether an op changes in place what is a part of another value, or has parts that others read."""
+    """Tell whether an op changes in place what is a part of another value, or has parts that others read.
+
+    What prepare puts between a view and its base parts them.
+    """
     written = node.all_input_nodes[:1] if node.op == "call_function" and works_in_place(node) else []
     parts = (each for value in written for each in (value, *(user for user in value.users if user < node)))
     return any(getattr(each.target, "is_view", False) for each in parts)
+
+
+def _is_of_vmap(node: Node) -> bool:
+    """Tell whether a node begins or ends a batch of torch.vmap's, of which no tensor can be copied."""
+    return "functorch" in str(getattr(node.target, "__module__", ""))
 
 
 def _is_traceable(captured: GraphModule) -> bool:

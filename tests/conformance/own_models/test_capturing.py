@@ -227,6 +227,20 @@ def test_what_is_no_longer_in_place_is_called_without() -> None:
     assert torch.equal(found(x), model(x))
 
 
+def test_a_mask_that_vmap_makes_is_captured() -> None:
+    """Hugging Face's masks of sliding windows are made so: its tensors could not be copied."""
+
+    def compute(model: Any, x: Tensor) -> Any:
+        places = torch.arange(x.shape[1])
+        mask = torch.vmap(lambda row: torch.vmap(lambda column: (row >= column) & (row - column < 2))(places))(places)
+        return F.scaled_dot_product_attention(model.layer(x), x, x, attn_mask=mask)
+
+    model, x = Model(compute, layer=nn.Linear(3, 3)).eval(), torch.randn(2, 5, 3)
+    found = captured(model, x)
+    assert called(found)[-1] is F.scaled_dot_product_attention and nn.Linear in called(found)
+    assert torch.equal(found(x), model(x))
+
+
 def test_the_state_of_the_model_is_not_changed() -> None:
     def compute(model: Any, x: Tensor) -> Any:
         rows = model.layer(x)
