@@ -26,8 +26,10 @@ class Operand:
     holds: Literal["integers", "values"]
     """``integers`` of the input's grid, or the ``values`` themselves."""
     shape: list[int]
-    strides: list[int] | None = None
+    strides: list[int] | None
     """The strides of the memory in which the input is to lie, in elements; None: it is contiguous."""
+    begins_later: bool
+    """Whether the input is to begin one element later than its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class RunsData:
             holds="values" if integers is None else "integers",
             shape=list(value.shape),
             strides=None if value.is_contiguous() else list(value.stride()),
+            begins_later=_begins_later(value),
         )
 
 
@@ -90,12 +93,16 @@ def _bits(value: Tensor) -> Tensor:
     return value.view(torch.int32)
 
 
+def _begins_later(value: Tensor) -> bool:
+    return value.numel() > 0 and value.storage_offset() > 0
+
+
 def key_of(inputs: Sequence[Tensor], threads: int) -> str:
     """Return what tells a run from others: the values and the layouts of its inputs, and its threads."""
     digest = hashlib.sha256(str(threads).encode())
     for value in inputs:
-        head = f"{name_of(value.dtype)}{tuple(value.shape)}{None if value.is_contiguous() else value.stride()}"
-        digest.update(head.encode())
+        layout = None if value.is_contiguous() else value.stride(), _begins_later(value)
+        digest.update(f"{name_of(value.dtype)}{tuple(value.shape)}{layout}".encode())
         digest.update(as_array(value).tobytes())
     return digest.hexdigest()
 
@@ -106,12 +113,11 @@ def read_operand(operand: Mapping[str, Any], arrays: Mapping[str, Any], grid: Gr
     if operand["holds"] == "integers":
         assert grid is not None, "integers lie on a grid"
         value = grid.values(value)
-    if operand["strides"] is None:
+    strides, offset = operand["strides"] or value.stride(), int(operand["begins_later"])
+    if not value.numel() or (operand["strides"] is None and not offset):
         return value
-    if not value.numel():
-        return value
-    size = extent_of(operand["shape"], operand["strides"])
-    laid = torch.zeros(size, dtype=value.dtype).as_strided(operand["shape"], operand["strides"])
+    size = offset + extent_of(operand["shape"], strides)
+    laid = torch.zeros(size, dtype=value.dtype).as_strided(operand["shape"], strides, offset)
     own = tuple(slice(0, 1) if step == 0 else slice(None) for step in laid.stride())  # an expanded axis is one element
     laid[own].copy_(value[own])
     return laid

@@ -20,15 +20,18 @@ from torch import nn
 from fx_quant_conformance.backends.base import Representation
 from fx_quant_conformance.backends.discovery import find_backend
 from fx_quant_conformance.backends.reference import ReferenceBackend
+from fx_quant_conformance.conformance.oracle.grids import Grid
 from fx_quant_conformance.conformance.remote.description import describe, read_description
 from fx_quant_conformance.conformance.run.device import ElsewhereError
 from fx_quant_conformance.conformance.run.elsewhere import adopt_bundle, open_vectors
 from fx_quant_conformance.conformance.run.export import ExportError, export
 from fx_quant_conformance.conformance.run.session import digest_code, open_session
+from fx_quant_conformance.conformance.stages.layouts import lay_strided
 from fx_quant_conformance.conformance.vectors.bundle import BundleWriter
 from fx_quant_conformance.conformance.vectors.files import digest_folder, pack_arrays, unpack_arrays
 from fx_quant_conformance.conformance.vectors.formats import FormatError, choose_form, choose_formats
 from fx_quant_conformance.conformance.vectors.recording import RecordingBackend
+from fx_quant_conformance.conformance.vectors.runs import RunsData, key_of, read_operand
 from fx_quant_conformance.reports.verdicts import Verdict
 from tests.conformance.support.flows import converted
 from tests.conformance.vectors.bundles import ADD, LINEAR, answer_bundle, judge_bundle, make_options, write_bundle
@@ -68,6 +71,22 @@ def test_every_file_is_as_the_schema_says(made: Made) -> None:
     for folder in made.outputs.iterdir():
         validate(json.loads((folder / "status.json").read_text(encoding="utf-8")), "status")
         validate(json.loads((folder / "execution.json").read_text(encoding="utf-8")), "execution")
+
+
+def test_a_run_says_how_its_input_lies_in_memory() -> None:
+    """An input at an offset was the same run as the one that begins its memory, and no device saw it."""
+    plain = torch.arange(6.0).reshape(2, 3)
+    grid = Grid(scale=1.0, zero_point=0, low=0, high=255, dtype="quint8")
+    laid = {label: changed for label, _, (changed,) in lay_strided((plain,))}
+    runs = RunsData(grids=[grid])
+    for value in (plain, *laid.values()):
+        runs.add([value], value, threads=1, program=0)
+    read = [read_operand(run["inputs"][0], runs.arrays, grid) for run in runs.spell()]
+    for value, found in zip((plain, *laid.values()), read, strict=True):
+        assert torch.equal(found, value) and found.stride() == value.stride()
+        assert (found.storage_offset() > 0) == (value.storage_offset() > 0)
+        assert key_of([found], 1) == key_of([value], 1)
+    assert len({key_of([each], 1) for each in read}) == len(read) == 5
 
 
 def test_the_schema_refuses_what_is_no_case(made: Made) -> None:
