@@ -158,10 +158,10 @@ def find_target(
 
     They are not clamped to the grid. What is not made of integers alone is rounded to nearest, a tie to either side.
     """
-    v = grid.integers(real)
     mode = requantize.rounding
     if mode is RoundingMode.NEAREST or accumulator is None:
-        return Target(centre=v, half=0.5)
+        return Target(centre=grid.integers(real), half=0.5)
+    v = grid.integers(_round_sum(real, accumulator, error))
     r = v - grid.zero_point
     centre = v
     if mode.is_directed:
@@ -173,6 +173,15 @@ def find_target(
         centre = torch.where(accumulator.ends, ends.mean(0), centre)
         half = torch.where(accumulator.ends, (ends[0] - ends[1]).abs() / 2, half)
     return _decide_certain(requantize, real, grid, accumulator, error, Target(centre=centre, half=half))
+
+
+def _round_sum(real: Tensor, accumulator: Accumulator, error: Tensor) -> Tensor:
+    """Return the result without what float64 has added to an integer sum: r is 0, and not below it, where A is 0."""
+    if accumulator.step is None or not bool((accumulator.step > 0).all()):
+        return real
+    total = real / accumulator.step
+    is_whole = (error == 0) & ((total - total.round()).abs() <= TIE)
+    return torch.where(is_whole, total.round() * accumulator.step, real)
 
 
 def _decide_certain(

@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fx_quant_conformance.backends.base import Requantize, RoundingMode
@@ -294,6 +295,26 @@ def test_what_is_rounded_down_may_be_a_step_below_and_not_above() -> None:
     assert rightness(requantize, [-11.0] * 2, step, torch.tensor([-4.0, -3.0]).double()) == [True, False]
     towards = Requantize(rounding=RoundingMode.TOWARDS_ZERO)
     assert rightness(towards, [-11.0] * 2, step, torch.tensor([-4.0, -3.0]).double()) == [False, True]
+
+
+@pytest.mark.rule("NUM-03")
+@pytest.mark.parametrize("bits", (None, 31))
+@pytest.mark.parametrize("zero_point", (0, 8))
+def test_a_sum_that_cancels_is_zero_whatever_float64_makes_of_it(bits: int | None, zero_point: int) -> None:
+    """71·38 + 91·16 − 67·62 = 0; of the same with scales float64 left −1.4e-17, whose floor is −1: 0 was refused."""
+    grid = Grid(scale=0.005, zero_point=zero_point, low=-128, high=127, dtype="qint8")
+    scales = torch.tensor([1 / 204, 0.0031]).double()  # of float32
+    x, w = torch.tensor([[71.0, 91.0, -67.0], [38.0, 16.0, 62.0]]).double() * scales[:, None]
+    noise = F.linear(x[None], w[None]).flatten()
+    step, real = scales.prod(), torch.cat([noise, -noise])
+    assert 0 < float(noise.abs()) < 1e-15
+    accumulator = Accumulator(step=step)
+    requantize = Requantize(multiplier_bits=bits, rounding=RoundingMode.DOWN)
+    target = find_target(requantize, real, grid, accumulator, torch.zeros_like(real)).clamp(grid)
+    slack = sum(bound_requantizing(requantize, grid.integers(real), grid, accumulator).values(), torch.zeros_like(real))
+    for found, is_right in ((zero_point, True), (zero_point + 1, False), (zero_point - 2, False)):
+        excess = target.measure_excess(torch.full_like(real, found), slack)
+        assert [bool(each <= 0) for each in excess] == [is_right] * 2, found
 
 
 @pytest.mark.rule("NUM-05")
