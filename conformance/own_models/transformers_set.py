@@ -39,13 +39,25 @@ _WIDTHS: Mapping[str, int] = {
     "ffn_hidden_size": 64,
 }
 _PARTS: Mapping[str, int] = {**dict.fromkeys(("head_dim", "d_kv", "patch_size"), 8), "expand": 1, "n_groups": 2}
-_REDUCTIONS: Sequence[Mapping[str, int]] = (
-    {**_COUNTS, **_WIDTHS, **_PARTS, "image_size": _SIDE},
-    {**_COUNTS, **_WIDTHS, "num_hidden_layers": 2, "num_key_value_heads": 4},
-    {**_COUNTS, "num_hidden_layers": 2},
+_FEW: Mapping[str, int] = {
+    **_COUNTS,
+    "vocab_size_per_layer_input": _VOCABULARY,
+    "num_hidden_layers": 2,
+    "num_kv_shared_layers": 0,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_REDUCTIONS: Sequence[tuple[Mapping[str, int], int]] = (
+    ({**_COUNTS, **_WIDTHS, **_PARTS, "image_size": _SIDE}, 1),
+    ({**_COUNTS, **_WIDTHS, "num_hidden_layers": 2, "num_key_value_heads": 4}, 1),
+    *((_FEW, factor) for factor in (16, 8, 4, 2, 1)),
 )
-"""Sizes of a small config, by the names that configs have for them: none becomes larger. The first that runs is taken,
-as a width, its parts or an image may not be reduced alone."""
+"""Sizes of a small config, by the names that configs have for them, of which none becomes larger; and what all other
+widths and numbers of heads are divided by, so that their ratios stay. The first that runs is taken, as a width, its
+parts or an image may not be reduced alone."""
+_DIVIDED = ("_heads", "_hidden_size", "_width", "_inner")
+"""How the names of other widths and numbers of heads end."""
 _LISTS = frozenset({"depths", "num_block_repeats", "num_heads", "image_size"})
 """Sizes of which a config may have a list: each of its numbers is reduced."""
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
@@ -67,9 +79,9 @@ def create(package: Any, name: str) -> tuple[nn.Module, list[dict[str, Any]]]:
     kind = getattr(package, own)
     first: tuple[nn.Module, list[dict[str, Any]]] | None = None
     errors: list[Exception] = []
-    for number, sizes in enumerate(({},) if size else _REDUCTIONS):
+    for number, (sizes, factor) in enumerate((({}, 1),) if size else _REDUCTIONS):
         config = kind.config_class()
-        _reduce(config, package.PreTrainedConfig, sizes)
+        _reduce(config, package.PreTrainedConfig, sizes, factor)
         config._experts_implementation = "batched_mm"  # by ops of torch's, and without a loop over what is drawn
         try:
             if number and not _is_small(kind, config):
@@ -103,20 +115,29 @@ def _runs(model: nn.Module, calls: Sequence[Mapping[str, Any]]) -> bool:
     return True
 
 
-def _reduce(config: Any, kind: type, sizes: Mapping[str, int]) -> None:
+def _reduce(config: Any, kind: type, sizes: Mapping[str, int], factor: int) -> None:
     """Reduce sizes in a config, and in those that it holds; an image that is cut into windows keeps its size."""
     for name, value in list(vars(config).items()):
         if name == "image_size" and hasattr(config, "window_size"):
             continue
         if isinstance(value, kind):
-            _reduce(value, kind, sizes)
+            _reduce(value, kind, sizes, factor)
         elif type(value) is int and value > sizes.get(name, value):
             setattr(config, name, sizes[name])
         elif name in _LISTS & sizes.keys() and isinstance(value, (list, tuple)):
             setattr(config, name, [sizes[name]] * len(value))
+        elif _is_width(name) and type(value) is int:
+            setattr(config, name, -(-value // factor))
+        elif _is_width(name.removesuffix("s")) and isinstance(value, (list, tuple)):
+            setattr(config, name, [-(-each // factor) if type(each) is int else each for each in value])
     for name in _TOKENS if sizes else ():
         if type(getattr(config, name, None)) is int and getattr(config, name) >= _VOCABULARY:
             setattr(config, name, 1)
+
+
+def _is_width(name: str) -> bool:
+    """Tell whether a size is a width or a number of heads; of ratios, of parts of a head and of images none is."""
+    return name in _WIDTHS or name.endswith(_DIVIDED)
 
 
 _FORMS = ("all", "main alone", "frames first")
@@ -143,7 +164,8 @@ def _draw(model: Any, config: Any, form: str) -> dict[str, Any]:
     if form == "frames first":
         known |= dict.fromkeys(("input_values", "input_features"), spectrum.mT)
     main = str(model.main_input_name)
-    given: dict[str, Any] = {main: known.get(main, tokens)}
+    wanted = [name for name, each in taken.items() if name == main or (each.default is each.empty and name in known)]
+    given: dict[str, Any] = {name: known.get(name, tokens) for name in wanted or [main]}
     if main == "pixel_values" and "input_ids" in taken:
         given["input_ids"] = tokens
     if form != "main alone" and "pixel_values" in taken and hasattr(config, "vision_config"):

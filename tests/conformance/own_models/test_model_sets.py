@@ -85,9 +85,15 @@ def test_an_architecture_of_transformers_is_small_and_runs(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ReformerModel", "PaliGemmaModel", "Speech2TextModel"])
+@pytest.mark.parametrize(
+    "name", ["ReformerModel", "PaliGemmaModel", "Speech2TextModel", "CodeGenModel", "Idefics3VisionTransformer"]
+)
 def test_where_the_smallest_config_or_its_inputs_do_not_do_others_are_tried(name: str) -> None:
-    """Axes of positions must fit the width; images want tokens of their own; a spectrum may have its frames first."""
+    """Each has a need of its own.
+
+    Axes of positions must fit the width; images want tokens of their own; a spectrum may have its frames first; what
+    is rotated of a head has a size of its own; a part of a model wants an image, and says that it wants tokens.
+    """
     given = load_given(f"transformers:{name}", 0)
     assert sum(each.numel() for each in given.model.parameters()) < 5_000_000
     settle(given)
