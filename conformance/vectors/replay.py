@@ -27,7 +27,7 @@ from fx_quant_conformance.conformance.oracle.grids import Grid, placeholder_grid
 from fx_quant_conformance.conformance.remote.client import RemoteBackend, RemoteError
 from fx_quant_conformance.conformance.remote.executor import HeldModel
 from fx_quant_conformance.conformance.vectors.bundle import Bundle, BundleError
-from fx_quant_conformance.conformance.vectors.files import format_json, unpack_arrays
+from fx_quant_conformance.conformance.vectors.files import format_json, read_json, unpack_arrays
 from fx_quant_conformance.conformance.vectors.formats import format_extents
 from fx_quant_conformance.conformance.vectors.graph_data import describe_model
 from fx_quant_conformance.conformance.vectors.outputs import NO_MODEL, HandedIn, Status
@@ -101,7 +101,8 @@ class ReplayBackend(RemoteBackend):
         """Find a fault in the cases of this piece of work, also in those that no stage asked for.
 
         Each must be done and whole, and equal runs must have equal outputs. One that the device declined when it was
-        asked for is judged by that already: a whole model, by its parts. (LOW-01, NUM-07)
+        asked for is judged by that already: a whole model, by its parts. What has ops that are not claimed, such as a
+        float region of a model, it may decline. (LOW-01, NUM-07)
         """
         bundle, outputs = self.source.find(self._work)
         for name in (name for name, work in bundle.cases.items() if work == self._work and name not in self._declined):
@@ -138,6 +139,8 @@ def _find_fault(replayed: ReplayedCase) -> Fault | None:
     first: dict[str, tuple[int, list[Tensor]]] = {}
     whole = handed_in.read_status()
     replayed.raise_without_model(whole)
+    if whole.status == "refused" and replayed.has_unclaimed():
+        return None
     if whole.status != "done":
         text = whole.reason or f"the device says {whole.status!r}"
         return Fault(rule="LOW-01", verdict=_VERDICTS[whole.status], message=text)
@@ -226,6 +229,16 @@ class ReplayedCase:
         self.raise_without_model(status, run)
         programs = self.case["programs"] if run is None else []
         raise_unless_done(self.name, status, [format_extents(program["inputs"]) for program in programs])
+
+    def has_unclaimed(self) -> bool:
+        """Tell whether the model has ops that the config does not claim. Raises NoAnswer for a bundle that changed."""
+        path = self.case["model"]["json"]
+        try:
+            self.bundle.check_file(path)
+            graph = read_json(self.bundle.device / path)
+        except (BundleError, FileFault) as error:
+            raise NoAnswer(f"the bundle: {error}") from error
+        return any("unclaimed" in node for node in graph["nodes"])
 
     def raise_without_model(self, status: Status, run: int | None = None) -> None:
         """Raise NoAnswer where a device has no model because torch exports none; HandedInError where it has one."""

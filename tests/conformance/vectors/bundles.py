@@ -30,9 +30,11 @@ class Judgement:
     reason: str
 
 
-def make_options(backend: str, *, claims: tuple[str, ...] = (), outputs: Path | None = None) -> Options:
-    """Return the options of a quick run, or of a run on ``vectors:DIR``."""
-    profile = "full" if outputs else "quick"
+def make_options(
+    backend: str, *, claims: tuple[str, ...] = (), outputs: Path | None = None, profile: str = "quick"
+) -> Options:
+    """Return the options of a run of a profile, or of a run on ``vectors:DIR``, which has its bundle's."""
+    profile = "full" if outputs else profile
     return Options(
         backend=backend,
         report_dir=Path(),
@@ -44,9 +46,11 @@ def make_options(backend: str, *, claims: tuple[str, ...] = (), outputs: Path | 
     )
 
 
-def write_bundle(folder: Path, backend: str = "reference", claims: tuple[str, ...] = CLAIMS) -> None:
+def write_bundle(
+    folder: Path, backend: str = "reference", claims: tuple[str, ...] = CLAIMS, profile: str = "quick"
+) -> None:
     """Export claims to a folder, with the models that a backend in Python takes."""
-    export(make_options(backend, claims=claims), folder, ("json", "fx"), None)
+    export(make_options(backend, claims=claims, profile=profile), folder, ("json", "fx"), None)
 
 
 def answer_bundle(folder: Path, outputs: Path, backend: str = "reference") -> None:

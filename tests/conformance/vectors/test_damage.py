@@ -298,22 +298,28 @@ def test_a_case_that_no_stage_asks_for_is_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_may_decline_a_model_of_ops_that_are_not_claimed(tmp_path: Path) -> None:
-    """It was REFUTED, as a case that no stage had asked for."""
-    model = "model/float_between/ptq/quint8/per_channel_affine"
-    write_bundle(tmp_path, claims=(model,))
+@pytest.mark.parametrize(("name", "profile", "regions"), [("float_between", "quick", 0), ("transformer", "full", 2)])
+def test_a_device_may_decline_a_model_of_ops_that_are_not_claimed(
+    tmp_path: Path, name: str, profile: str, regions: int
+) -> None:
+    """It was REFUTED, as a case that no stage had asked for; and so was a float region.
+
+    A region is recorded where end to end not all is decided, and not asked for where the model is declined.
+    """
+    model = f"model/{name}/ptq/quint8/per_channel_affine"
+    write_bundle(tmp_path, claims=(model,), profile=profile)
     outputs = tmp_path / "outputs"
     answer_bundle(tmp_path, outputs)
     bundle, declined = read_bundle(tmp_path), list[Path]()
-    for name in bundle.cases:
-        graph = json.loads((bundle.device / bundle.read_case(name)["model"]["json"]).read_text())
+    for case in bundle.cases:
+        graph = json.loads((bundle.device / bundle.read_case(case)["model"]["json"]).read_text())
         ops = [node["name"] for node in graph["nodes"] if "quantize" not in node["op"]]
-        (outputs / name / "execution.json").write_text(json.dumps({"quantized_ops": ops, "float_fallbacks": []}))
+        (outputs / case / "execution.json").write_text(json.dumps({"quantized_ops": ops, "float_fallbacks": []}))
         if any("unclaimed" in node for node in graph["nodes"]):
-            (outputs / name / STATUS).write_text('{"status": "refused", "reason": "no gelu"}')
-            declined.append(outputs / name)
+            (outputs / case / STATUS).write_text('{"status": "refused", "reason": "no gelu"}')
+            declined.append(outputs / case)
     judgement = judge_bundle(tmp_path, outputs)[model]
-    assert len(declined) == 1 < len(bundle.cases)
+    assert 1 + regions <= len(declined) < len(bundle.cases)
     assert judgement.verdict is Verdict.VERIFIED and "claimed patterns were judged alone" in judgement.reason
 
 
