@@ -13,6 +13,7 @@
     where = "groups > 9"                                 # the failing cases that it covers; without it: all
     isa = ["avx2*"]                                      # the levels of --isa at which it counts; without it: all
     torch = ">=2.10,<2.14"                               # the releases of torch for which it counts; without it: all
+    may_pass = true                                      # it hangs on what lies in memory: a claim that passes is fine
     findings = ["errata.md#12"]                          # sections that the report shows (conformance.run.findings)
 
 IDs have brackets and stars, so ``claim`` is never read as a glob; in a ``glob``, brackets are a set of characters or
@@ -23,7 +24,7 @@ A waiver covers a claim whose verdict is the waived one, which breaks no rule bu
 error is at most ``max_lsb``. Without ``max_lsb`` that is 1 LSB: the waiver covers a refusal, a crash or a fallback, but
 no wrong number beyond one step. CRASHED and TIMEOUT need no rule; a waiver of CRASHED that names one covers REFUTED by
 that rule as well: a kernel that reads out of bounds may crash or give wrong numbers. A waiver that matches nothing, has
-expired, whose case got worse, or whose case now passes, fails the run.
+expired, whose case got worse, or whose case now passes where it does not say that it may, fails the run.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class WaiverEntry:
     """Globs of the levels (conformance.machine.isa) at which it counts; none: at every one."""
     torch: SpecifierSet | None = None
     """A specifier of versions (PEP 440) for which it counts."""
+    may_pass: bool = False
+    """Whether a claim that passes is no problem, as the deviation shows in some runs only."""
     findings: tuple[str, ...] = ()
     """The names of texts (conformance.run.findings)."""
     where: CaseCondition | None = None
@@ -172,7 +175,8 @@ class Waivers:
         problems = [_why_ambiguous(waivers, ids) for waivers, ids in groups.items() if len(waivers) > 1]
         for waiver in self.entries:
             covered = groups.get((waiver,), [])
-            changed = [name for name in covered if self.complete and judged.get(name) is not waiver.verdict]
+            has_to_fail = self.complete and not waiver.may_pass
+            changed = [name for name in covered if has_to_fail and judged.get(name) is not waiver.verdict]
             passing = [name for name in changed if judged.get(name) in PASSING]
             unused = _why_unused(waiver, covered, known_ids)
             reasons = (self._why_expired(waiver), unused, _why_passing(waiver, passing))
@@ -271,6 +275,12 @@ def _check_torch(value: object) -> SpecifierSet:
         raise ValueError('give releases of torch as pip takes them, such as ">=2.10,<2.14"') from None
 
 
+def _check_true(value: object) -> bool:
+    if value is not True:
+        raise ValueError("give true, or leave it out")
+    return True
+
+
 def _check_findings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
         raise ValueError('give a list of Markdown files, such as ["errata.md#12"]')
@@ -292,6 +302,7 @@ _KEYS: dict[str, Callable[[object], Any]] = {
     "where": _check_where,
     "isa": _check_isa,
     "torch": _check_torch,
+    "may_pass": _check_true,
     "findings": _check_findings,
 }
 # Keys, how many of them may be given (at least one must), and what to do otherwise.
