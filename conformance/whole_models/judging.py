@@ -33,7 +33,7 @@ from fx_quant_conformance.conformance.stages.numerics import judge_comparisons
 from fx_quant_conformance.conformance.stages.reruns import REPETITION, compare_outputs
 from fx_quant_conformance.conformance.stages.state import LoweredModel, make_check
 from fx_quant_conformance.conformance.whole_models.context import UntoldError, judge_in_context
-from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_in_half, cut_subgraphs
 from fx_quant_conformance.conformance.whole_models.unbounded import name_unbounded
 from fx_quant_conformance.conformance.whole_models.units import ModelUnit, QuantizedModel, quantize_model
 from fx_quant_conformance.refimpl import explain
@@ -45,6 +45,8 @@ MOST_NAMED = 5
 LEAST_DECIDED = 0.5
 """The share of an output below which a comparison says nothing: a fault of one element is then hidden more often than
 seen."""
+HALVINGS = 3
+"""How often a float region is cut in half at most: each cut is lowered, and the bound grows with each op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,9 @@ def _verify_numbers(
     unclaimed = read_unclaimed(whole)
     has_regions = not unclaimed and (is_blind or whole.verdict is not Verdict.VERIFIED)
     separate = [
-        (part, _judge_part(bench, name, part)) for part in cut_subgraphs(reference, batches, with_regions=has_regions)
+        judged
+        for part in cut_subgraphs(reference, batches, with_regions=has_regions)
+        for judged in _judge_alone(bench, name, reference, batches, part, HALVINGS)
     ]
     if unclaimed:
         return _judge_by_parts(whole, unclaimed, separate)
@@ -193,6 +197,20 @@ def _look_into(
         message=f"{text} ({part.pattern}): {_trim(own.message)}",
         evidence=evidence({**shown, **own.evidence, "node": part.node, "pattern": part.pattern}),
     )
+
+
+def _judge_alone(
+    bench: Bench, name: str, reference: GraphModule, batches: Sequence[Batch], part: Subgraph, halvings: int
+) -> Iterator[tuple[Subgraph, Check]]:
+    """Judge a part alone; a float region whose bounds are too wide, by its halves: theirs are narrower."""
+    check = _judge_part(bench, name, part)
+    is_open = part.is_region and check.verdict is Verdict.VERIFIED and _share_decided(check) < LEAST_DECIDED
+    is_wide = is_open and halvings and not name_unbounded(part.model, part.batches[0])
+    halves = list(cut_in_half(reference, batches, part)) if is_wide else []
+    for half in halves:
+        yield from _judge_alone(bench, name, reference, batches, half, halvings - 1)
+    if not halves:
+        yield part, check
 
 
 def _judge_part(bench: Bench, name: str, part: Subgraph) -> Check:

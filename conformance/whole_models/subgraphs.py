@@ -49,8 +49,13 @@ class Subgraph:
     """The nodes of the whole model with the values of its inputs; "": an item of what a node gives."""
     gives: tuple[str, ...]
     """The nodes of the whole model with the values of its results; "": an item of what a node gives."""
-    is_region: bool = False
-    """Whether it is float, and no pattern."""
+    float_ops: tuple[str, ...] = ()
+    """The ops of a float region, in their order; none: it is a pattern."""
+
+    @property
+    def is_region(self) -> bool:
+        """Whether it is float, and no pattern."""
+        return bool(self.float_ops)
 
 
 class _Recorder(Interpreter):
@@ -139,8 +144,18 @@ def _cut_region(reference: GraphModule, inside: list[Node], recorded: list[dict[
             moves_only=False,
             reads=tuple(cut.reads),
             gives=tuple(cut.gives),
-            is_region=True,
+            float_ops=tuple(node.name for node in inside),
         )
+
+
+def cut_in_half(reference: GraphModule, batches: Sequence[Batch], region: Subgraph) -> Iterator[Subgraph]:
+    """Yield the first and the second half of the ops of a float region; nothing of a single op."""
+    middle = len(region.float_ops) // 2
+    if not middle:
+        return
+    recorded = [record(reference, batch) for batch in batches]
+    for names in (region.float_ops[:middle], region.float_ops[middle:]):
+        yield from _cut_region(reference, [node for node in reference.graph.nodes if node.name in names], recorded)
 
 
 def record(reference: GraphModule, batch: Batch) -> dict[Node, Any]:

@@ -31,9 +31,15 @@ from fx_quant_conformance.conformance.whole_models import jobs as model_jobs
 from fx_quant_conformance.conformance.whole_models import judging
 from fx_quant_conformance.conformance.whole_models.architectures import ARCHITECTURES, Architecture
 from fx_quant_conformance.conformance.whole_models.jobs import unit_of
-from fx_quant_conformance.conformance.whole_models.judging import draw_reference, judge_model, verify_model
+from fx_quant_conformance.conformance.whole_models.judging import (
+    LEAST_DECIDED,
+    draw_reference,
+    judge_model,
+    judge_run,
+    verify_model,
+)
 from fx_quant_conformance.conformance.whole_models.setups import EXTENTS, setups_of
-from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_subgraphs
+from fx_quant_conformance.conformance.whole_models.subgraphs import Subgraph, cut_in_half, cut_subgraphs
 from fx_quant_conformance.refimpl import BackendConfig
 from fx_quant_conformance.refimpl.config.patterns import leaves, pattern_name
 from fx_quant_conformance.reports.schema import Check, Measurement, ModelResult
@@ -271,6 +277,36 @@ class NoSums(Backend):
         if any(node.target is operator.add for node in reference_model.graph.nodes):
             raise base.UnsupportedPattern("operator.add has no kernel")
         return super().lower(reference_model, example_inputs)
+
+
+class LayersInFloat(ReferenceBackend):
+    """Claims linear layers alone, so that convolutions run in float."""
+
+    def backend_config(self) -> BackendConfig:
+        entries = super().backend_config().configs
+        claimed = [each for each in entries if nn.Linear in leaves(each.normal_pattern)]
+        return BackendConfig("linear").set_backend_pattern_configs(claimed)
+
+
+@pytest.mark.slow
+@pytest.mark.rule("NUM-03")
+def test_a_deep_float_region_is_judged_by_pieces() -> None:
+    """Of seven convolutions in a row an eighth was decided, so that a shipped model was UNEXERCISED."""
+    bench = Bench(LayersInFloat(), seed=0, profile="full")
+    claims = enumerate_claims(bench.config, bench.capabilities)
+    setups = {str(setup): setup for setup in setups_of(claims, bench.capabilities, EXTENTS["full"])}
+    case = next(each for each in ARCHITECTURES if each.name == "resnet").case()
+    unit = unit_of("model/x", case.build(), case, claims, setups["ptq/quint8/per_channel_affine"])
+    reference, batches = draw_reference(bench, unit)
+    [region] = [each for each in cut_subgraphs(reference, batches, with_regions=True) if each.is_region]
+    alone = judge_run(bench, "model/x", region.model, region.batches, is_float=True)
+    check = verify_model(bench, "model/x", reference, batches)
+    assert dict[str, Any](alone.evidence)["decided"] < LEAST_DECIDED
+    evidence: Any = check.evidence
+    assert (check.verdict, evidence["otherwise"]) == (Verdict.UNSHOWN, "VERIFIED"), "it does not say what ran"
+    assert evidence["patterns"] == 1 and evidence["decided_alone"] > LEAST_DECIDED
+    halves = list(cut_in_half(reference, batches, region))
+    assert [op for half in halves for op in half.float_ops] == list(region.float_ops)
 
 
 @pytest.mark.slow
